@@ -1,0 +1,2 @@
+//! gdr-agent
+fn main() {}
