@@ -1,0 +1,88 @@
+//! One check: a child for each GPU, some at a time, then the conclusions.
+
+use std::{
+    io::Write,
+    time::{Duration, Instant},
+};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use jiff::Timestamp;
+use tokio::sync::Semaphore;
+
+use crate::{
+    config::Config,
+    hardware::Inventory,
+    probe::{Machine, Rows, Task},
+    store::Memory,
+    verdict::{self, Assessment, Input, hcas_to_probe, is_checked},
+};
+
+/// What a check found.
+#[derive(Debug, Clone, Default)]
+pub struct Checked {
+    /// By GPU.
+    pub rows: Rows,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Says on a terminal how far a check is.
+#[derive(Debug)]
+pub struct Progress {
+    shown: bool,
+}
+
+impl Progress {
+    /// Shows something, or nothing.
+    #[must_use]
+    pub const fn new(shown: bool) -> Self {
+        Self { shown }
+    }
+
+    fn say(&self, done: usize, of: usize) {
+        if self.shown {
+            let mut out = std::io::stderr();
+            let line = if done < of { format!("\rchecking GPUs: {done} of {of} ") } else { "\r\x1b[K".to_owned() };
+            let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush()); // only decoration
+        }
+    }
+}
+
+/// Probes every GPU that a check touches with every HCA that it touches.
+pub async fn probe_all(machine: &dyn Machine, inventory: &Inventory, config: &Config, progress: &Progress) -> Checked {
+    let start = Instant::now();
+    let hcas = hcas_to_probe(inventory, config);
+    let gpus: Vec<_> = inventory.gpus.iter().filter(|g| is_checked(g)).cloned().collect();
+    let of = gpus.len();
+    let places = Semaphore::new(config.check.parallelism);
+    let mut rows = Rows::new();
+    progress.say(0, of);
+    // All in this task: the children belong to the thread that started them.
+    let running = gpus.into_iter().map(|gpu| {
+        let task = Task {
+            gpu,
+            hcas: hcas.clone(),
+            methods: config.check.methods.clone(),
+            size: usize::try_from(config.check.size.0).unwrap_or(usize::MAX),
+            limit: config.check.timeout.0,
+            driver: inventory.nvidia.as_ref().map(|n| n.version.clone()),
+        };
+        let places = &places;
+        async move {
+            let _place = places.acquire().await;
+            (task.gpu.pci, machine.probe(task).await)
+        }
+    });
+    let mut running: FuturesUnordered<_> = running.collect();
+    while let Some((gpu, row)) = running.next().await {
+        rows.insert(gpu, row);
+        progress.say(rows.len(), of);
+    }
+    Checked { rows, took: start.elapsed() }
+}
+
+/// Draws the conclusions of a finished check.
+#[must_use]
+pub fn conclude(inventory: &Inventory, checked: &Checked, memory: &Memory, config: &Config) -> Assessment {
+    verdict::assess(&Input { inventory, rows: &checked.rows, memory, config, checked: true, now: Timestamp::now() })
+}

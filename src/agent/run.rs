@@ -1,0 +1,505 @@
+//! `gdr-agent run`: checks at start, on a timer and on a change; looks every second; tells.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    io,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    check::{self, Checked, Progress},
+    publish::{Published, write_report},
+    socket::{self, CheckRequest},
+};
+use crate::{
+    cli::Context,
+    config::{Interval, PublishMode},
+    hardware::{HcaFacts, Inventory, Roots},
+    kubelet::{self, Device, Supervised},
+    node,
+    report::HcaRole,
+    store::Memory,
+    telemetry::{http, metrics::Metrics},
+    verdict::{self, Assessment, Input, Stamp, damping, devices},
+};
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// sysfs reads can block in a driver; one that takes longer is not waited for.
+const LOOK_DEADLINE: Duration = Duration::from_secs(5);
+const TRIGGERED_APART: Duration = Duration::from_secs(10);
+/// Pauses between checks while what was seen and what is published differ.
+const CONFIRM: [u64; 5] = [10, 30, 60, 120, 300];
+
+/// Why the agent can't run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Another one runs here.
+    #[error("another gdr-agent ({owner}) runs on this node: it holds {}; stop it first", path.display())]
+    Second {
+        /// Its process id.
+        owner: String,
+        /// The lock.
+        path: PathBuf,
+    },
+    /// Something is not to be had.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
+    let what = what.into();
+    move |source| RunError::Io { what, source }
+}
+
+/// Runs until SIGTERM or SIGINT, and removes nothing.
+pub async fn run(context: Context, run_dir: PathBuf) -> Result<(), RunError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(io_error("can't wait for SIGTERM"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(io_error("can't wait for SIGINT"))?;
+    let end = CancellationToken::new();
+    let work = async {
+        let _lock = only_one(&run_dir).await?;
+        Agent::start(context, &run_dir, &end)?.live().await;
+        Ok(())
+    };
+    let result = tokio::select! {
+        result = work => result,
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
+    end.cancel();
+    tracing::info!("the agent ends; labels, condition and resources stay as they are");
+    result
+}
+
+/// The agent's lock; waits 30 s for another one to end.
+async fn only_one(run_dir: &Path) -> Result<std::fs::File, RunError> {
+    use rustix::fs::{FlockOperation, flock};
+    let path = run_dir.join("agent.lock");
+    std::fs::create_dir_all(run_dir).map_err(io_error(format!("can't make {}", run_dir.display())))?;
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .read(true)
+        .write(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(io_error(format!("can't open {}", path.display())))?;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() >= deadline {
+            let owner = std::fs::read_to_string(&path).unwrap_or_default();
+            return Err(RunError::Second { owner: format!("process {}", owner.trim()), path });
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let pid = format!("{}\n", std::process::id());
+    file.set_len(0)
+        .and_then(|()| io::Write::write_all(&mut &file, pid.as_bytes()))
+        .map_err(io_error("can't write the lock"))?;
+    Ok(file)
+}
+
+type Running = Pin<Box<dyn Future<Output = (Inventory, Checked, Timestamp)> + Send>>;
+
+struct Agent {
+    context: Arc<Context>,
+    run_dir: PathBuf,
+    metrics: Arc<Metrics>,
+    inventory: Inventory,
+    checked: Checked,
+    /// Whether a check has finished in this boot, by this process or an earlier one.
+    checked_in_boot: bool,
+    checked_here: bool,
+    started_at: Timestamp,
+    memory: Memory,
+    /// HCAs of this boot as they were last seen, with whether each is a rail.
+    known: BTreeMap<String, (HcaFacts, bool)>,
+    tell: watch::Sender<Arc<Published>>,
+    requests: mpsc::Receiver<CheckRequest>,
+    waiting: Vec<CheckRequest>,
+    next_check: Option<Instant>,
+    last_triggered: Option<Instant>,
+    unconfirmed: usize,
+}
+
+impl Agent {
+    fn start(context: Context, run_dir: &Path, end: &CancellationToken) -> Result<Self, RunError> {
+        let context = Arc::new(context);
+        let inventory = context.machine.inventory();
+        let mut memory = context.store.load(&inventory.boot_id);
+        memory.seen_active.extend(context.machine.known_active());
+        memory.seen_active.extend(inventory.hcas.iter().filter(|h| h.usable()).map(HcaFacts::key));
+        let known = inventory.hcas.iter().map(|h| (h.key(), (h.clone(), false))).collect();
+        let metrics = Arc::new(Metrics::new());
+        let (requests_in, requests) = mpsc::channel(4);
+        let pending = Pending { context: &context, inventory: &inventory, memory: &memory };
+        let (tell, state) = watch::channel(Arc::new(pending.published()));
+        let agent = Self {
+            run_dir: run_dir.to_owned(),
+            metrics: Arc::clone(&metrics),
+            checked_in_boot: memory.damping.published.is_some(),
+            checked: Checked::default(),
+            checked_here: false,
+            started_at: Timestamp::now(),
+            inventory,
+            memory,
+            known,
+            tell,
+            requests,
+            waiting: Vec::new(),
+            next_check: (context.config.check.interval != Interval::Never).then(Instant::now),
+            last_triggered: None,
+            unconfirmed: 0,
+            context,
+        };
+        agent.spawn_others(&state, requests_in, end)?;
+        Ok(agent)
+    }
+
+    /// Everybody downstream, each in a task of its own.
+    fn spawn_others(
+        &self,
+        state: &watch::Receiver<Arc<Published>>,
+        requests: mpsc::Sender<CheckRequest>,
+        end: &CancellationToken,
+    ) -> Result<(), RunError> {
+        let config = &self.context.config;
+        let listener =
+            socket::bind(&self.run_dir).map_err(io_error(format!("can't listen in {}", self.run_dir.display())))?;
+        tokio::spawn(socket::serve(listener, state.clone(), requests));
+        if let Some(listen) = &config.http.listen {
+            tokio::spawn(http::serve(listen.clone(), state.clone(), Arc::clone(&self.metrics)));
+        }
+        for resource in &config.resources {
+            tokio::spawn(kubelet::supervise(Supervised {
+                resource: resource.clone(),
+                folder: config.kubelet.device_plugins.clone(),
+                state: state.clone(),
+                machine: Arc::clone(&self.context.machine),
+                metrics: Arc::clone(&self.metrics),
+                run_dir: self.run_dir.clone(),
+                dev_root: self.context.roots.dev.clone(),
+                end: end.clone(),
+            }));
+        }
+        if config.publish.mode == PublishMode::Node && !config.publish.dry_run {
+            if self.context.machine.simulated() && has_hardware() {
+                tracing::error!("this node has NVIDIA or RDMA hardware: a simulation does not publish here");
+            } else {
+                tokio::spawn(node::publish(
+                    self.context.node.clone(),
+                    config.publish.clone(),
+                    state.clone(),
+                    Arc::clone(&self.metrics),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    async fn live(mut self) {
+        let mut looks = interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut running: Option<Running> = None;
+        self.tell_all(false);
+        loop {
+            let due = self.next_check.filter(|_| running.is_none());
+            tokio::select! {
+                done = async { match &mut running { Some(check) => check.await, None => std::future::pending().await } } => {
+                    running = None;
+                    self.finished(done);
+                }
+                () = async { match due { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => {
+                    running = Some(self.begin());
+                }
+                Some(request) = self.requests.recv() => {
+                    self.waiting.push(request);
+                    self.next_check = Some(Instant::now());
+                }
+                _ = looks.tick() => self.look().await,
+            }
+        }
+    }
+
+    fn begin(&self) -> Running {
+        let context = Arc::clone(&self.context);
+        let started_at = Timestamp::now();
+        Box::pin(async move {
+            let machine = Arc::clone(&context.machine);
+            let inventory = tokio::task::spawn_blocking(move || machine.inventory()).await;
+            let Ok(inventory) = inventory else {
+                // Only a panic inside would do this; what was known stays.
+                tracing::error!("the look at the hardware broke off");
+                return (context.machine.inventory(), Checked::default(), started_at);
+            };
+            let checked =
+                check::probe_all(context.machine.as_ref(), &inventory, &context.config, &Progress::new(false)).await;
+            (inventory, checked, started_at)
+        })
+    }
+
+    fn finished(&mut self, (inventory, checked, started_at): (Inventory, Checked, Timestamp)) {
+        self.metrics.check(&checked);
+        self.inventory = inventory;
+        self.checked = checked;
+        self.started_at = started_at;
+        self.checked_in_boot = true;
+        self.checked_here = true;
+        self.tell_all(true);
+        self.schedule();
+        for request in self.waiting.drain(..) {
+            let _ = request.send(()); // who asked may be gone
+        }
+    }
+
+    /// While what was seen and what is published differ, soon; else at the interval, ± 10 %.
+    fn schedule(&mut self) {
+        let damped = self.tell.borrow().report.verdict.damped;
+        self.unconfirmed = if damped { self.unconfirmed + 1 } else { 0 };
+        let every = match self.context.config.check.interval {
+            Interval::Every(span) => Some(span.0),
+            Interval::Never => None,
+        };
+        let pause = if damped {
+            let soon = CONFIRM.get(self.unconfirmed - 1).or(CONFIRM.last()).copied().map(Duration::from_secs);
+            [soon, every].into_iter().flatten().min()
+        } else {
+            every.map(|e| jittered(e, 0.9, 0.2))
+        };
+        self.next_check = pause.map(|p| Instant::now() + p);
+    }
+
+    /// The passive tier: ports, modules, inventory.
+    async fn look(&mut self) {
+        let machine = Arc::clone(&self.context.machine);
+        let last = self.inventory.clone();
+        let glance = tokio::task::spawn_blocking(move || machine.changed_since(&last).then(|| machine.inventory()));
+        let Ok(Ok(changed)) = tokio::time::timeout(LOOK_DEADLINE, glance).await else {
+            tracing::warn!("a driver blocks the look at sysfs");
+            return;
+        };
+        let now = Timestamp::now();
+        let before: Vec<bool> = self.memory.devices.values().map(devices::healthy).collect();
+        let differs = changed.is_some();
+        if let Some(inventory) = changed {
+            tracing::info!("the hardware's state has changed");
+            self.inventory = inventory;
+            self.trigger();
+        }
+        for hca in &self.inventory.hcas {
+            if let Some(memory) = self.memory.devices.get_mut(&hca.key()) {
+                devices::looked(memory, hca.usable(), &self.context.config.policy.damping, now);
+            }
+        }
+        let health_changed = before != self.memory.devices.values().map(devices::healthy).collect::<Vec<_>>();
+        if differs || health_changed || self.memory.damping.candidate.is_some() {
+            self.tell_all(false);
+        }
+    }
+
+    /// A change that matters is checked at once; two such checks are some time apart.
+    fn trigger(&mut self) {
+        let earliest = self.last_triggered.map_or_else(Instant::now, |at| (at + TRIGGERED_APART).max(Instant::now()));
+        if self.context.config.check.interval != Interval::Never && self.next_check.is_none_or(|at| at > earliest) {
+            self.next_check = Some(earliest);
+            self.last_triggered = Some(earliest);
+        }
+    }
+
+    /// Assesses what is known, damps it, and tells everybody when something differs.
+    fn tell_all(&mut self, full_check: bool) {
+        let now = Timestamp::now();
+        let context = Arc::clone(&self.context);
+        let config = &context.config;
+        let known = self.checked_here || self.checked.rows.is_empty() && !self.checked_in_boot;
+        let assessment = self.assess(now);
+        if full_check {
+            verdict::remember(&mut self.memory, &self.inventory, &assessment.pairs, now);
+        }
+        self.take_devices(&assessment, full_check);
+        let old = self.tell.borrow().report.verdict.clone();
+        let seen = damping::Seen { verdict: &assessment.verdict, findings: &assessment.findings, full_check, now };
+        // Before this process has checked, an earlier one's verdict of this boot stands.
+        let verdict = if known || self.memory.damping.published.is_none() {
+            damping::step(&mut self.memory.damping, &config.policy, &seen)
+        } else {
+            old.clone()
+        };
+        if (old.state, old.reason) != (verdict.state, verdict.reason) {
+            tracing::info!(from = %old.state, to = %verdict.state, reason = %verdict.reason, message = %verdict.message, "the node's state has changed");
+            self.metrics.transition(old.state, verdict.state);
+        }
+        let stale = !known && self.memory.report.is_some();
+        let mut report = assessment.into_report(
+            &self.inventory,
+            &Stamp {
+                node: &self.context.node,
+                simulated: self.context.machine.simulated(),
+                started_at: self.started_at,
+                duration_ms: u64::try_from(self.checked.took.as_millis()).unwrap_or(u64::MAX),
+            },
+        );
+        if stale && let Some(stored) = self.memory.report.clone() {
+            report = stored;
+        }
+        report.verdict = verdict;
+        report.valid_until = self.valid_until(now);
+        let published = Published { devices: self.devices(), checked: self.checked_in_boot, report: Arc::new(report) };
+        let differs = !same(&self.tell.borrow(), &published);
+        if differs || full_check {
+            self.metrics.report(&published, self.context.machine.stuck());
+            write_report(&self.run_dir, &published.report);
+            self.save(&published);
+        }
+        if differs {
+            self.tell.send_replace(Arc::new(published));
+        }
+    }
+
+    fn assess(&self, now: Timestamp) -> Assessment {
+        verdict::assess(&Input {
+            inventory: &self.inventory,
+            rows: &self.checked.rows,
+            memory: &self.memory,
+            config: &self.context.config,
+            checked: self.checked_in_boot,
+            now,
+        })
+    }
+
+    /// Three periods, as for a heartbeat.
+    fn valid_until(&self, now: Timestamp) -> Option<Timestamp> {
+        let period = match self.context.config.check.interval {
+            Interval::Every(span) => span.0,
+            Interval::Never => return None,
+        };
+        now.checked_add(jiff::SignedDuration::try_from(period * 3).ok()?).ok()
+    }
+
+    fn save(&mut self, published: &Published) {
+        self.memory.report = Some(published.report.as_ref().clone());
+        if let Err(error) = self.context.store.save(&self.memory) {
+            tracing::warn!(%error, "can't write the store; a restart would begin without memory");
+        }
+    }
+
+    /// Keeps each device's health in memory; a new one begins unhealthy until a check ends.
+    fn take_devices(&mut self, assessment: &Assessment, full_check: bool) {
+        for (facts, hca) in self.inventory.hcas.iter().zip(&assessment.hcas) {
+            if !matches!(hca.role, HcaRole::Eligible | HcaRole::Away) {
+                continue;
+            }
+            self.known.insert(facts.key(), (facts.clone(), hca.rail));
+            let fresh = !self.memory.devices.contains_key(&facts.key());
+            let memory = self.memory.devices.entry(facts.key()).or_default();
+            if fresh {
+                memory.port = facts.usable();
+            }
+            if full_check {
+                let each: Vec<_> = assessment.pairs.iter().filter(|p| p.hca == hca.name).map(|p| p.good).collect();
+                let good = if each.contains(&Some(true)) {
+                    Some(true)
+                } else {
+                    each.iter().all(|g| *g == Some(false)).then_some(false)
+                };
+                devices::checked(memory, good, &self.context.config.policy.damping);
+            }
+        }
+    }
+
+    fn devices(&self) -> Vec<Device> {
+        self.memory
+            .devices
+            .iter()
+            .filter_map(|(id, memory)| {
+                let (hca, rail) = self.known.get(id)?.clone();
+                let here = self.inventory.hcas.iter().any(|h| h.key() == *id);
+                Some(Device { id: id.clone(), hca, rail, healthy: here && devices::healthy(memory) })
+            })
+            .collect()
+    }
+}
+
+/// What is told before anything was checked: the stored report of this boot, else that nothing is
+/// known yet.
+struct Pending<'a> {
+    context: &'a Context,
+    inventory: &'a Inventory,
+    memory: &'a Memory,
+}
+
+impl Pending<'_> {
+    fn published(&self) -> Published {
+        let now = Timestamp::now();
+        let rows = crate::probe::Rows::new();
+        let input = Input {
+            inventory: self.inventory,
+            rows: &rows,
+            memory: self.memory,
+            config: &self.context.config,
+            checked: false,
+            now,
+        };
+        let stamp = Stamp {
+            node: &self.context.node,
+            simulated: self.context.machine.simulated(),
+            started_at: now,
+            duration_ms: 0,
+        };
+        let mut report = verdict::assess(&input).into_report(self.inventory, &stamp);
+        if let (Some(stored), Some(verdict)) = (&self.memory.report, &self.memory.damping.published) {
+            report = stored.clone();
+            report.verdict = verdict.clone();
+        }
+        Published { report: Arc::new(report), devices: Vec::new(), checked: false }
+    }
+}
+
+/// Equal but for times that change with every check.
+fn same(a: &Published, b: &Published) -> bool {
+    let timeless = |p: &Published| {
+        let mut report = p.report.as_ref().clone();
+        report.started_at = Timestamp::UNIX_EPOCH;
+        report.duration_ms = 0;
+        report.valid_until = None;
+        for pair in &mut report.pairs {
+            pair.checked_at = None;
+            for result in [&mut pair.dma_buf, &mut pair.peermem] {
+                result.duration_us = 0;
+                result.mr = None;
+            }
+        }
+        report
+    };
+    a.devices == b.devices && a.checked == b.checked && timeless(a) == timeless(b)
+}
+
+fn has_hardware() -> bool {
+    let real = Inventory::read(&Roots::default());
+    !real.gpus.is_empty() || real.has_rdma_hardware()
+}
+
+/// A duration between `from` and `from + width` of itself.
+pub(crate) fn jittered(duration: Duration, from: f64, width: f64) -> Duration {
+    use std::hash::{BuildHasher, Hasher};
+    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    #[allow(clippy::cast_precision_loss)] // a rough fraction is all that is wanted
+    let fraction = (random >> 11) as f64 / (1_u64 << 53) as f64;
+    duration.mul_f64(from + width * fraction)
+}

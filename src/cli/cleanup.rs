@@ -1,0 +1,42 @@
+//! `gdr-agent cleanup`: removes what the agent ever wrote to Nodes.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::{Global, Outcome, context::runtime, print};
+use crate::{
+    config,
+    node::{self, Target},
+};
+
+/// Which Nodes, and under which prefix.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Every Node of the cluster, not only this one
+    #[arg(long)]
+    all_nodes: bool,
+    /// Prefix of the keys to remove, when it was another one [default: publish.prefix]
+    #[arg(long, value_name = "PREFIX")]
+    prefix: Option<String>,
+}
+
+pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
+    let config = config::load(global.config.as_deref(), std::env::vars())?;
+    let prefix = arguments.prefix.clone().unwrap_or(config.publish.prefix);
+    let target = if arguments.all_nodes {
+        Target::All
+    } else {
+        Target::One(global.node_name.clone().unwrap_or_else(super::context::host_name))
+    };
+    match runtime()?.block_on(node::cleanup(&target, &prefix)) {
+        Ok((cleaned, looked_at)) => {
+            print(&format!("removed everything under {prefix} from {cleaned} of {looked_at} nodes\n"));
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => {
+            eprintln!("gdr-agent: {error}");
+            Ok(ExitCode::from(1))
+        }
+    }
+}

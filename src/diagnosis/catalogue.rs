@@ -1,0 +1,208 @@
+//! The catalogue: one row for each reason. `gdr-agent explain` and `docs/reasons.md` are this table.
+
+use crate::report::{Reason, Who};
+
+/// What can be said of a reason without a node at hand.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// The name.
+    pub reason: Reason,
+    /// Who must act.
+    pub who: Who,
+    /// Whether it can pass by itself, so that one look is not enough.
+    pub transient: bool,
+    /// What it means, in one line.
+    pub summary: &'static str,
+    /// What raises it.
+    pub detected: &'static str,
+    /// What a person can do.
+    pub remedy: &'static str,
+}
+
+/// The row of a reason.
+#[must_use]
+pub fn entry(reason: Reason) -> &'static Entry {
+    // A test sees to it that every reason has its row.
+    CATALOGUE.iter().find(|e| e.reason == reason).unwrap_or(&CATALOGUE[0])
+}
+
+/// Where a reason stands; the earlier is the more specific.
+#[must_use]
+pub(super) fn position(reason: Reason) -> usize {
+    CATALOGUE.iter().position(|e| e.reason == reason).unwrap_or(usize::MAX)
+}
+
+macro_rules! catalogue {
+    ($($reason:ident, $who:ident, $passing:ident, $summary:literal, $detected:literal, $remedy:literal;)+) => {
+        /// Every row, the more specific first.
+        pub const CATALOGUE: &[Entry] = &[$(Entry {
+            reason: Reason::$reason,
+            who: Who::$who,
+            transient: catalogue!(@ $passing),
+            summary: $summary,
+            detected: $detected,
+            remedy: $remedy,
+        },)+];
+    };
+    (@ passing) => { true };
+    (@ lasting) => { false };
+}
+
+catalogue! {
+    GpuLost, Hardware, lasting,
+        "The GPU has fallen off the bus.",
+        "Its PCI configuration space reads as all ones.",
+        "Drain the node and reset it or power it off and on; if the GPU is lost again, look for Xid 79 in the kernel log and have it replaced.";
+    GpuEccUncorrectable, Hardware, lasting,
+        "The GPU's memory reports an uncorrectable error.",
+        "A CUDA call answers CUDA_ERROR_ECC_UNCORRECTABLE (214).",
+        "Drain the node and reset the GPU (`nvidia-smi --gpu-reset`); if it comes back, have the GPU replaced.";
+    DriverAbsent, Driver, passing,
+        "The NVIDIA driver is not there: no kernel module, or no libcuda.so.1.",
+        "/proc/driver/nvidia/version is missing, or libcuda.so.1 can't be loaded from any of the places that the finding lists.",
+        "Install the NVIDIA driver on the node, or wait for the GPU operator's driver container; if the library is in another place, set driver.root or driver.mode.";
+    DriverLibraryMismatch, Driver, passing,
+        "libcuda and the NVIDIA kernel module are of different versions.",
+        "cuInit answers CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803).",
+        "Finish the driver's upgrade: reload the kernel modules or reboot the node.";
+    FabricManagerDown, Driver, passing,
+        "The GPUs are not ready: on NVSwitch machines the fabric manager has not set them up.",
+        "cuInit answers CUDA_ERROR_SYSTEM_NOT_READY (802).",
+        "Start nvidia-fabricmanager in the driver's version; shortly after boot this passes by itself.";
+    GpuNotVisible, Agent, passing,
+        "The driver shows no such GPU to this process.",
+        "cuInit answers CUDA_ERROR_NO_DEVICE (100), or the GPU of this PCI address is not among CUDA's devices.",
+        "See that /dev/nvidia0, /dev/nvidiactl and /dev/nvidia-uvm are in the agent's container and may be opened, and that nvidia-smi on the node shows the GPU.";
+    NotDeviceMemory, Driver, passing,
+        "What CUDA gave as GPU memory is not the GPU's own: a registration of it would prove nothing.",
+        "CUDA calls the allocation managed or host memory, or the kernel can read it.",
+        "See which libcuda.so.1 is loaded (the evidence names it): a stub, a simulator or a preloaded library stands where the driver's should.";
+    ControlAccepted, Agent, passing,
+        "A registration that must be refused was accepted, so that an accepted one proves nothing.",
+        "Memory that nobody may touch was registered, or a range past the end of a dma-buf.",
+        "See which libibverbs and provider are loaded: a simulator or a preloaded library stands where the real one should.";
+    MrMismatch, Driver, passing,
+        "A memory region was registered whose keys or length are not what they must be.",
+        "Two live memory regions have the same key, or the length is not the one asked for.",
+        "Update the adapter's driver and the provider library; report it with the output of `gdr-agent check -v -o json`.";
+    MemlockLimit, Agent, lasting,
+        "The limit on locked memory forbids the registration.",
+        "ibv_reg_mr answers EPERM or ENOMEM, RLIMIT_MEMLOCK is smaller than what is to be registered, and CAP_IPC_LOCK is not effective.",
+        "Give the container CAP_IPC_LOCK as user 0, or raise the limit for all containers (LimitMEMLOCK=infinity for containerd).";
+    UverbsNotLoaded, Node, passing,
+        "The kernel module ib_uverbs is not loaded, so that no program can use the HCAs.",
+        "RDMA devices in /sys/class/infiniband, but no /sys/class/infiniband_verbs.",
+        "modprobe ib_uverbs, and list it in /etc/modules-load.d.";
+    UverbsNodeMissing, Agent, passing,
+        "The HCA's device node is not there.",
+        "sysfs has the HCA and its uverbs number, and the node is missing beneath the device root.",
+        "Mount the node's /dev into the container (the chart does); on the node itself, see why udev made no /dev/infiniband.";
+    UverbsPermission, Agent, passing,
+        "The HCA's device node can't be opened.",
+        "open(2) of the node answers EPERM, EACCES or ENXIO.",
+        "Run the agent privileged or allow the device in its container (device cgroup); the node's mode should be 0666.";
+    ProviderMissing, Agent, passing,
+        "libibverbs has no provider for this HCA, or is not there at all.",
+        "The kernel has the device and its node can be opened, and libibverbs does not list it.",
+        "Use an image whose rdma-core has the HCA's provider (libibverbs/lib*-rdmav*.so and its file in /etc/libibverbs.d).";
+    NoRdmaDevices, Node, passing,
+        "There are RDMA adapters, but no RDMA device: the driver is missing or still loading.",
+        "PCI functions of RDMA adapters without an entry in /sys/class/infiniband.",
+        "modprobe mlx5_ib (ConnectX) or efa; some distributions have it in a package of its own (kernel-modules-extra).";
+    PeermemNotLoaded, Node, lasting,
+        "The kernel module nvidia_peermem is not loaded: ibv_reg_mr can't take GPU memory.",
+        "ibv_reg_mr answers EFAULT (14) and there is no /sys/module/nvidia_peermem.",
+        "modprobe nvidia-peermem and list it in /etc/modules-load.d; or use dma-buf (open NVIDIA kernel modules, Linux 5.12 or newer).";
+    PeermemRefused, Driver, passing,
+        "nvidia_peermem is loaded, and the registration of GPU memory is refused.",
+        "ibv_reg_mr on GPU memory answers an errno while the module is there.",
+        "Look for `nvidia-peermem` and `NVRM` in the kernel log: candidates are a driver built before OFED, BAR1 exhausted, and a vGPU profile without GPUDirect; then reload the module.";
+    DmabufClosedModule, Driver, lasting,
+        "The GPU driver exports no dma-buf: the closed kernel module, or a GPU before Turing.",
+        "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED is 0, or cuMemGetHandleForAddressRange answers CUDA_ERROR_NOT_SUPPORTED (801).",
+        "Switch to the open NVIDIA kernel modules (version 515 or newer), or load nvidia-peermem.";
+    DmabufVerbUnsupported, Node, lasting,
+        "The HCA's provider or kernel driver has no dma-buf registration.",
+        "ibv_reg_dmabuf_mr answers EOPNOTSUPP (95) or EPROTONOSUPPORT (93).",
+        "Use a kernel of 5.12 or newer whose HCA driver has the operation (mlx5, efa, irdma, bnxt_re, mana, ionic) and an rdma-core that matches; or load nvidia-peermem.";
+    DmabufRefused, Driver, passing,
+        "A dma-buf of GPU memory was exported, or should have been, and its registration is refused.",
+        "cuMemGetHandleForAddressRange or ibv_reg_dmabuf_mr answers an error other than `not supported`.",
+        "Look for `NVRM` and `mlx5` in the kernel log: candidates are BAR1 exhausted, an IOMMU that does not map peer memory, and no peer-to-peer path on this platform.";
+    ProbeTimeout, Agent, passing,
+        "A step of the check took longer than its deadline.",
+        "The child fell silent at the step that the finding names.",
+        "See what the driver says in the kernel log; if the child is stuck in the kernel, only the driver's reset or a reboot frees it.";
+    ProbeCrashed, Agent, passing,
+        "The process that checks this GPU died.",
+        "The child ended by a signal or without finishing, at the step that the finding names.",
+        "Report it with the output of `gdr-agent check -v -o json`; see that the driver's libraries and kernel module are of one version.";
+    CudaFailed, Driver, passing,
+        "A CUDA call failed for a reason that has no row of its own.",
+        "The call and its CUresult are in the evidence.",
+        "See nvidia-smi and the kernel log (`NVRM`, `Xid`) on the node.";
+    GpuBusy, Workload, passing,
+        "The GPU is in use, and was not checked.",
+        "CUDA answers that the device is unavailable or out of memory.",
+        "Nothing to do: the last result stays, and the GPU is checked when it is free.";
+    PortDown, Hardware, passing,
+        "A port that was ACTIVE is not.",
+        "The port's state in sysfs.",
+        "Look at the cable, the transceiver and the switch port; on InfiniBand at the subnet manager; `ip link` or `ibstat` on the node show more.";
+    RailMissing, Hardware, passing,
+        "A GPU has no HCA that serves it.",
+        "None of its nearest HCAs has a usable port and a good registration, or there is none.",
+        "See that every adapter of this GPU is cabled and its link came up; compare with a node of the same model.";
+    HcasInPods, Workload, passing,
+        "Every HCA is in a pod or bound to vfio-pci.",
+        "RDMA-capable functions without a device here.",
+        "Nothing to do: they come back with the pods' end.";
+    NotConfigured, Node, passing,
+        "GPUDirect RDMA was never set up here.",
+        "No method is installed, no pair was ever good, and the network is ordinary Ethernet.",
+        "If this node should do GPUDirect RDMA, load nvidia-peermem or use the open NVIDIA kernel modules; else leave it out by a node selector.";
+    PortNeverActive, Hardware, passing,
+        "No port of any HCA was ever ACTIVE.",
+        "Every port's state since the agent's store began.",
+        "If this node should be on the RDMA network, see its cables and links; else there is nothing to do.";
+    GpuGdrUnsupported, Hardware, lasting,
+        "The GPU has no GPUDirect RDMA.",
+        "CUDA's attributes for GPUDirect RDMA and dma-buf are both 0.",
+        "Use a data-centre or professional GPU.";
+    MigEnabled, Workload, lasting,
+        "The GPU is in MIG mode, which this agent does not check.",
+        "NVML shows MIG mode.",
+        "Nothing to do.";
+    GpuPassedThrough, Workload, lasting,
+        "The GPU is bound to vfio-pci, for a virtual machine.",
+        "The function's driver is vfio-pci.",
+        "Nothing to do.";
+    GpusBusySinceBoot, Workload, passing,
+        "No GPU could be checked since boot, because all are in use.",
+        "Every counted pair is open because its GPU was skipped.",
+        "Nothing to do: the check runs when a GPU is free.";
+    DriverNotReady, Driver, passing,
+        "The driver is still loading, or a change of it is under way.",
+        "Within policy.settle of boot, and only what a missing driver explains is wrong.",
+        "Wait; if it stays, see the driver's installation.";
+    CheckPending, Agent, passing,
+        "No check has finished since boot.",
+        "The agent has just started.",
+        "Wait a minute; if it stays, see the agent's log.";
+    Paused, Agent, passing,
+        "Checks are paused.",
+        "The Node's annotation paused-until.",
+        "Remove the annotation, or wait until it ends.";
+    NoRdmaHardware, Node, passing,
+        "This node has GPUs, and no RDMA adapter.",
+        "No RDMA device and no PCI function that could be one.",
+        "Nothing to do.";
+    NoGpu, Node, passing,
+        "This node has no NVIDIA GPU.",
+        "No NVIDIA PCI function of class 0300 or 0302.",
+        "Nothing to do.";
+    AllRailsVerified, Agent, passing,
+        "Every rail is verified, and nothing is bad.",
+        "GPU memory was registered on every nearest HCA of every GPU, and verified.",
+        "Nothing to do.";
+}

@@ -1,0 +1,38 @@
+//! Why not: a catalogue of reasons, and the rules that raise them over what was seen. Pure.
+
+pub mod catalogue;
+mod rules;
+
+use crate::{
+    config::Config,
+    hardware::Inventory,
+    probe::Rows,
+    report::{Finding, Gpu, Hca, Pair},
+};
+
+pub use catalogue::{Entry, entry};
+
+/// What findings are made of.
+pub struct Facts<'a> {
+    /// What is here.
+    pub inventory: &'a Inventory,
+    /// What the children found.
+    pub rows: &'a Rows,
+    /// What is wanted.
+    pub config: &'a Config,
+    /// GPUs with their roles.
+    pub gpus: &'a [Gpu],
+    /// HCAs with their roles.
+    pub hcas: &'a [Hca],
+    /// All pairs.
+    pub pairs: &'a [Pair],
+}
+
+/// All findings: one for each reason, with its GPUs and HCAs; worst first, and among equals the
+/// more specific first (the catalogue's order).
+#[must_use]
+pub fn diagnose(facts: &Facts<'_>) -> Vec<Finding> {
+    let mut findings = rules::all(facts);
+    findings.sort_by_key(|f| (f.severity, catalogue::position(f.reason)));
+    findings
+}

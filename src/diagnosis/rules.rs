@@ -1,0 +1,303 @@
+//! What raises each reason. One function for each subject: the node, rows, pairs, ports.
+
+use std::collections::BTreeMap;
+
+use super::{Facts, entry};
+use crate::{
+    hardware::PciAddress,
+    probe::{Row, Step, protocol::End},
+    report::{Finding, GpuRole, HcaRole, Method, MethodResult, Outcome, Pair, Reason, Severity},
+};
+
+/// Findings of one kind are gathered into one, with all their devices.
+#[derive(Default)]
+struct Gathered {
+    by_reason: BTreeMap<Reason, Raised>,
+}
+
+#[derive(Default)]
+struct Raised {
+    severity: Option<Severity>,
+    gpus: Vec<PciAddress>,
+    hcas: Vec<String>,
+    method: Option<Method>,
+    evidence: Vec<String>,
+}
+
+impl Gathered {
+    /// Raises a reason; of several severities the worst holds.
+    fn raise(
+        &mut self,
+        reason: Reason,
+        severity: Severity,
+        gpu: Option<PciAddress>,
+        hca: Option<&str>,
+        evidence: impl Into<String>,
+    ) -> &mut Raised {
+        let raised = self.by_reason.entry(reason).or_default();
+        raised.severity = Some(raised.severity.map_or(severity, |s| s.min(severity)));
+        push_new(&mut raised.gpus, gpu);
+        push_new(&mut raised.hcas, hca.map(str::to_owned));
+        push_new(&mut raised.evidence, Some(evidence.into()).filter(|e| !e.is_empty()));
+        raised
+    }
+}
+
+fn push_new<T: PartialEq>(list: &mut Vec<T>, item: Option<T>) {
+    if let Some(item) = item.filter(|i| !list.contains(i)) {
+        list.push(item);
+    }
+}
+
+pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
+    let mut gathered = Gathered::default();
+    if !facts.gpus.is_empty() {
+        node(facts, &mut gathered);
+        for (gpu, row) in facts.rows {
+            stopped(*gpu, row, facts, &mut gathered);
+        }
+        for pair in facts.pairs {
+            for method in Method::ALL {
+                method_result(pair, method, facts, &mut gathered);
+            }
+        }
+        ports(facts, &mut gathered);
+        unserved(facts, &mut gathered);
+    }
+    gathered.by_reason.into_iter().map(|(reason, raised)| finding(reason, raised, facts)).collect()
+}
+
+fn finding(reason: Reason, raised: Raised, facts: &Facts<'_>) -> Finding {
+    let row = entry(reason);
+    let severity = raised.severity.unwrap_or(Severity::Info);
+    let devices = devices(&raised, facts);
+    let message = if devices.is_empty() { row.summary.to_owned() } else { format!("{devices}: {}", row.summary) };
+    Finding {
+        reason,
+        severity,
+        who: row.who,
+        gpus: raised.gpus,
+        hcas: raised.hcas,
+        method: raised.method,
+        message,
+        evidence: raised.evidence,
+        remedy: row.remedy.to_owned(),
+    }
+}
+
+/// `mlx5_4 (0000:98:00.0)`; many are counted.
+fn devices(raised: &Raised, facts: &Facts<'_>) -> String {
+    let hcas = raised.hcas.iter().map(|name| {
+        let pci = facts.hcas.iter().find(|h| h.name == *name).and_then(|h| h.pci);
+        pci.map_or_else(|| name.clone(), |pci| format!("{name} ({pci})"))
+    });
+    let several = |all: Vec<String>, what: &str| match all.len() {
+        0..=3 => all.join(", "),
+        n => format!("{n} {what}"),
+    };
+    let hcas = several(hcas.collect(), "HCAs");
+    let gpus = several(raised.gpus.iter().map(|g| format!("GPU {g}")).collect(), "GPUs");
+    [hcas, gpus].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+/// Modules and devices of the node as a whole.
+fn node(facts: &Facts<'_>, out: &mut Gathered) {
+    let inventory = facts.inventory;
+    if inventory.nvidia.is_none() && facts.gpus.iter().any(|g| g.role == GpuRole::Eligible) {
+        out.raise(Reason::DriverAbsent, Severity::Error, None, None, "/proc/driver/nvidia/version is missing");
+    }
+    if inventory.hcas.is_empty() && !inventory.bare_functions.is_empty() {
+        let functions: Vec<_> = inventory.bare_functions.iter().map(ToString::to_string).collect();
+        out.raise(
+            Reason::NoRdmaDevices,
+            Severity::Error,
+            None,
+            None,
+            format!("no RDMA device on {}", functions.join(", ")),
+        );
+    }
+    if !inventory.hcas.is_empty() && !inventory.uverbs {
+        out.raise(Reason::UverbsNotLoaded, Severity::Error, None, None, "/sys/class/infiniband_verbs is missing");
+    }
+    for gpu in facts.gpus {
+        match gpu.role {
+            GpuRole::Lost => out.raise(
+                Reason::GpuLost,
+                Severity::Error,
+                Some(gpu.pci),
+                None,
+                "configuration space reads ff ff ff ff",
+            ),
+            GpuRole::Incapable => out.raise(
+                Reason::GpuGdrUnsupported,
+                Severity::Info,
+                Some(gpu.pci),
+                None,
+                "attributes 116 and 124 are 0",
+            ),
+            _ => continue,
+        };
+    }
+}
+
+/// A row that ended before its HCAs were reached, or in the middle.
+fn stopped(gpu: PciAddress, row: &Row, facts: &Facts<'_>, out: &mut Gathered) {
+    let Some(stopped) = &row.stopped else { return };
+    let code = stopped.end.code();
+    let evidence =
+        [stopped.step.to_string(), code.as_ref().map(ToString::to_string).unwrap_or_default(), stopped.detail.clone()];
+    let evidence = evidence.into_iter().filter(|p| !p.is_empty()).collect::<Vec<_>>().join(": ");
+    let (reason, severity) = match (&stopped.end, stopped.step, code.as_ref().and_then(crate::report::Code::as_cuda)) {
+        (End::TimedOut, ..) => (Reason::ProbeTimeout, Severity::Warning),
+        (End::Died(_), ..) => (Reason::ProbeCrashed, Severity::Warning),
+        (_, Step::LoadCuda, _) => (Reason::DriverAbsent, Severity::Error),
+        (_, Step::LoadVerbs, _) => (Reason::ProviderMissing, Severity::Warning),
+        (_, Step::DeviceMemory, None) => (Reason::NotDeviceMemory, Severity::Warning),
+        // Without the kernel module there is no GPU to be seen; DriverAbsent says so already.
+        (_, Step::Init, Some(100)) if facts.inventory.nvidia.is_none() => (Reason::DriverAbsent, Severity::Error),
+        (_, Step::Init, Some(100)) | (_, Step::Device, None) => (Reason::GpuNotVisible, Severity::Warning),
+        (_, _, Some(46 | 2)) => (Reason::GpuBusy, Severity::Info),
+        (_, _, Some(214)) => (Reason::GpuEccUncorrectable, Severity::Error),
+        (_, _, Some(802)) => (Reason::FabricManagerDown, Severity::Error),
+        (_, _, Some(803)) => (Reason::DriverLibraryMismatch, Severity::Error),
+        _ => (Reason::CudaFailed, Severity::Warning),
+    };
+    let raised = out.raise(reason, severity, Some(gpu), stopped.hca.as_deref(), evidence);
+    if stopped.step == Step::LoadCuda {
+        let places: Vec<_> = row.libcuda.iter().map(|p| p.display().to_string()).collect();
+        push_new(
+            &mut raised.evidence,
+            (!places.is_empty()).then(|| format!("looked for libcuda.so.1 at {}", places.join(", "))),
+        );
+    }
+    for line in row.stderr.iter().take(3) {
+        push_new(&mut raised.evidence, Some(format!("stderr: {line}")));
+    }
+}
+
+/// One pair by one method, where the row was not what ended it.
+fn method_result(pair: &Pair, method: Method, facts: &Facts<'_>, out: &mut Gathered) {
+    let Some(row) = facts.rows.get(&pair.gpu) else { return };
+    let result = pair.by(method);
+    let Some(step) = result.step.as_deref() else { return };
+    if row
+        .stopped
+        .as_ref()
+        .is_some_and(|s| s.step.to_string() == step && s.hca.as_deref().is_none_or(|h| h == pair.hca))
+    {
+        return;
+    }
+    let Some((reason, severity)) = classify(pair, method, result, row, facts) else { return };
+    let code = result.code.as_ref().map(ToString::to_string).unwrap_or_default();
+    let evidence = format!("{step} {code}").trim().to_owned();
+    let raised = out.raise(reason, severity, Some(pair.gpu), Some(&pair.hca), evidence);
+    raised.method = Some(method);
+    if reason == Reason::MemlockLimit
+        && let Some(limits) = row.limits
+    {
+        let limit = limits.memlock.map_or_else(|| "unlimited".to_owned(), |l| format!("{l} bytes"));
+        push_new(
+            &mut raised.evidence,
+            Some(format!("RLIMIT_MEMLOCK {limit}, CAP_IPC_LOCK {}", if limits.ipc_lock { "yes" } else { "no" })),
+        );
+    }
+    if reason == Reason::ProviderMissing {
+        for line in row.stderr.iter().take(3) {
+            push_new(&mut raised.evidence, Some(format!("stderr: {line}")));
+        }
+    }
+}
+
+fn is(step: &str, wanted: &[Step]) -> bool {
+    wanted.iter().any(|w| w.to_string() == step)
+}
+
+/// The reason behind one result, the more specific first. A trouble of one method alone is advice
+/// where the other method works.
+fn classify(
+    pair: &Pair,
+    method: Method,
+    result: &MethodResult,
+    row: &Row,
+    facts: &Facts<'_>,
+) -> Option<(Reason, Severity)> {
+    let step = result.step.as_deref()?;
+    let errno = result.code.as_ref().and_then(crate::report::Code::as_errno);
+    let role = facts.hcas.iter().find(|h| h.name == pair.hca).map(|h| h.role);
+    let harm =
+        |severity| if pair.good == Some(true) || role != Some(HcaRole::Eligible) { Severity::Info } else { severity };
+    let reason = match result.outcome {
+        Outcome::Verified | Outcome::Skipped => return None,
+        _ if memlock(result, row, errno) => return Some((Reason::MemlockLimit, harm(Severity::Warning))),
+        Outcome::Unknown => {
+            let reason = match step {
+                s if is(s, &[Step::Node]) => Reason::UverbsNodeMissing,
+                s if is(s, &[Step::OpenNode]) => Reason::UverbsPermission,
+                s if is(s, &[Step::List, Step::Open, Step::LoadVerbs]) => Reason::ProviderMissing,
+                s if is(s, &[Step::Verify]) => Reason::MrMismatch,
+                s if is(s, &[Step::Control]) => Reason::ControlAccepted,
+                s if is(s, &[Step::Pd, Step::Dereg, Step::Close]) => Reason::MrMismatch,
+                _ => return None,
+            };
+            return Some((reason, harm(Severity::Warning)));
+        }
+        Outcome::Unsupported if method == Method::DmaBuf && is(step, &[Step::RegDmabuf]) => {
+            Reason::DmabufVerbUnsupported
+        }
+        Outcome::Unsupported if method == Method::DmaBuf => Reason::DmabufClosedModule,
+        Outcome::Unsupported => return None,
+        Outcome::Failed if method == Method::DmaBuf => Reason::DmabufRefused,
+        Outcome::Failed if errno == Some(14) && !facts.inventory.peermem => Reason::PeermemNotLoaded,
+        Outcome::Failed if is(step, &[Step::RegMr]) => Reason::PeermemRefused,
+        Outcome::Failed => return None,
+    };
+    Some((reason, harm(Severity::Error)))
+}
+
+/// EPERM is `can_do_mlock()`; ENOMEM may be the limit, when it is too small for what was asked and
+/// no capability lifts it.
+fn memlock(result: &MethodResult, row: &Row, errno: Option<i64>) -> bool {
+    let Some(limits) = row.limits.filter(|l| !l.ipc_lock) else { return false };
+    let needed = row.gpu.allocated.map_or(0, |(_, size)| size);
+    result.step.as_deref().is_some_and(|s| is(s, &[Step::RegMr]))
+        && matches!(errno, Some(1 | 12))
+        && limits.memlock.is_some_and(|limit| limit < needed)
+}
+
+/// A rail without a usable port; and where no port was ever ACTIVE, that alone.
+fn ports(facts: &Facts<'_>, out: &mut Gathered) {
+    for (hca, known) in facts.inventory.hcas.iter().zip(facts.hcas) {
+        if known.rail && known.role == HcaRole::Eligible && !hca.usable() {
+            let states: Vec<_> = hca.ports.iter().map(|p| format!("port {} is {}", p.number, p.state)).collect();
+            out.raise(Reason::PortDown, Severity::Error, None, Some(&hca.name), states.join(", "));
+        }
+    }
+    let mut adapters = facts.hcas.iter().filter(|h| h.role != HcaRole::Excluded).peekable();
+    if adapters.peek().is_some() && adapters.all(|h| h.role == HcaRole::Idle) {
+        out.raise(Reason::PortNeverActive, Severity::Info, None, None, "");
+    }
+}
+
+/// A GPU that nothing serves, where nothing else says why.
+fn unserved(facts: &Facts<'_>, out: &mut Gathered) {
+    let explained = |gpu: &crate::report::Gpu| {
+        gpu.role == GpuRole::Lost
+            || out.by_reason.iter().any(|(reason, raised)| {
+                *reason == Reason::PortNeverActive
+                    || raised.severity == Some(Severity::Error)
+                        && (raised.gpus.contains(&gpu.pci)
+                            || raised.hcas.iter().any(|h| gpu.nearest.contains(h))
+                            || raised.gpus.is_empty() && raised.hcas.is_empty())
+            })
+    };
+    let missing: Vec<_> = facts.gpus.iter().filter(|g| g.served == Some(false) && !explained(g)).collect();
+    for gpu in missing {
+        out.raise(
+            Reason::RailMissing,
+            Severity::Error,
+            Some(gpu.pci),
+            None,
+            format!("nearest HCAs: {}", gpu.nearest.join(", ")),
+        );
+    }
+}

@@ -1,0 +1,84 @@
+//! NVIDIA GPUs: PCI functions of classes 0300 and 0302, and what `/proc/driver/nvidia` says of them.
+
+use std::fs;
+
+use super::{PciAddress, PciPath, Roots, link_name, pci_functions, read_hex, read_numa, resolve};
+
+/// One GPU as sysfs and procfs show it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuFacts {
+    /// PCI address.
+    pub pci: PciAddress,
+    /// `GPU-…`; absent while no driver is bound, or the GPU is lost.
+    pub uuid: Option<String>,
+    /// Product name.
+    pub model: Option<String>,
+    /// The `N` of `/dev/nvidiaN`.
+    pub minor: Option<u32>,
+    /// NUMA node.
+    pub numa: Option<u32>,
+    /// Its way up to the host bridge.
+    pub path: PciPath,
+    /// The kernel driver that is bound.
+    pub bound_to: Option<String>,
+    /// Its configuration space reads as all ones: it has fallen off the bus.
+    pub lost: bool,
+}
+
+const NVIDIA: u32 = 0x10de;
+const CLASSES: [u32; 2] = [0x0300, 0x0302]; // VGA and 3D controllers
+
+/// All NVIDIA GPUs, by PCI address.
+pub(super) fn discover(roots: &Roots) -> Vec<GpuFacts> {
+    pci_functions(roots)
+        .into_iter()
+        .filter(|(dir, _)| {
+            read_hex(&dir.join("vendor")) == Some(NVIDIA)
+                && read_hex(&dir.join("class")).is_some_and(|class| CLASSES.contains(&(class >> 8)))
+        })
+        .map(|(dir, pci)| {
+            let told = information(roots, pci);
+            GpuFacts {
+                pci,
+                uuid: told.uuid,
+                model: told.model,
+                minor: told.minor,
+                numa: read_numa(&dir),
+                path: PciPath::parse(&resolve(&dir).unwrap_or_default()),
+                bound_to: link_name(&dir.join("driver")),
+                lost: reads_as_ones(&dir.join("config")),
+            }
+        })
+        .collect()
+}
+
+#[derive(Default)]
+struct Information {
+    uuid: Option<String>,
+    model: Option<String>,
+    minor: Option<u32>,
+}
+
+/// `/proc/driver/nvidia/gpus/ADDRESS/information`: lines of `Name: value`.
+fn information(roots: &Roots, pci: PciAddress) -> Information {
+    let file = roots.procfs.join("driver/nvidia/gpus").join(pci.to_string()).join("information");
+    let mut told = Information::default();
+    for line in fs::read_to_string(file).unwrap_or_default().lines() {
+        let Some((name, value)) = line.split_once(':') else { continue };
+        let value = value.trim();
+        match name.trim() {
+            // A GPU that never initialised has question marks for a UUID.
+            "GPU UUID" if !value.contains('?') => told.uuid = Some(value.to_owned()),
+            "Model" => told.model = Some(value.to_owned()),
+            "Device Minor" => told.minor = value.parse().ok(),
+            _ => {}
+        }
+    }
+    told
+}
+
+/// A function that is gone answers every read of its configuration space with ones. A file that
+/// can't be read, or is cut short, says nothing.
+fn reads_as_ones(config: &std::path::Path) -> bool {
+    fs::read(config).is_ok_and(|bytes| bytes.len() >= 4 && bytes.iter().take(4).all(|b| *b == 0xff))
+}

@@ -1,0 +1,193 @@
+//! RDMA devices, from `/sys/class/infiniband`, and adapters that have none.
+
+use std::{
+    fs,
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    PciAddress, PciPath, Roots, link_name, list_dir, pci_functions, read_hex, read_numa, read_trimmed, resolve,
+    transport,
+};
+use crate::report::{Port, Transport};
+
+/// One RDMA device as sysfs shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HcaFacts {
+    /// Name, `mlx5_0`; it can change in the life of a device.
+    pub name: String,
+    /// PCI address of its function; none for software devices.
+    pub pci: Option<PciAddress>,
+    /// Kernel driver of that function.
+    pub driver: Option<String>,
+    /// PCI vendor and device.
+    pub ids: Option<(u32, u32)>,
+    /// NUMA node.
+    pub numa: Option<u32>,
+    /// Its way up to the host bridge.
+    pub path: PciPath,
+    /// What runs on its wire.
+    pub transport: Transport,
+    /// Its ports.
+    pub ports: Vec<Port>,
+    /// Firmware version.
+    pub firmware: Option<String>,
+    /// Its PF's address when it is a virtual function whose PF is on this host.
+    pub vf_of: Option<PciAddress>,
+    /// Its character device.
+    pub node: Option<DeviceNode>,
+    /// An adapter function that only manages NVLink (NVSwitch), and never carries data of GPUs.
+    pub nvlink_management: bool,
+}
+
+/// `/dev/infiniband/uverbsN`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceNode {
+    /// `uverbs0`.
+    pub name: String,
+    /// Its path beneath `--dev-root`.
+    pub path: PathBuf,
+    /// What stands there.
+    pub there: NodeKind,
+}
+
+/// What stands where a device node should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeKind {
+    /// The right character device.
+    Device,
+    /// Nothing.
+    Missing,
+    /// A file, or another device than sysfs has it.
+    Wrong,
+}
+
+impl HcaFacts {
+    /// Whether a port of it can carry data. EFA's port state is a constant.
+    #[must_use]
+    pub fn usable(&self) -> bool {
+        self.transport == Transport::Efa || self.ports.iter().any(|p| p.state == "ACTIVE")
+    }
+
+    /// What tells one sort of adapter from another: PCI device id and link layer.
+    #[must_use]
+    pub fn sort(&self) -> (Option<(u32, u32)>, Transport) {
+        (self.ids, self.transport)
+    }
+
+    /// How it is known over time: by PCI address, software devices by name.
+    #[must_use]
+    pub fn key(&self) -> String {
+        self.pci.map_or_else(|| self.name.clone(), |pci| pci.to_string())
+    }
+}
+
+/// All RDMA devices, by PCI address, software devices last.
+pub(super) fn discover(roots: &Roots) -> Vec<HcaFacts> {
+    let class = roots.sysfs.join("class/infiniband");
+    let mut all: Vec<_> = list_dir(&class).into_iter().map(|name| read(roots, &class, name)).collect();
+    all.sort_by(|a, b| (a.pci.is_none(), a.pci, &a.name).cmp(&(b.pci.is_none(), b.pci, &b.name)));
+    all
+}
+
+fn read(roots: &Roots, class: &Path, name: String) -> HcaFacts {
+    let dir = class.join(&name);
+    let function = resolve(&dir.join("device")).ok();
+    let pci = function.as_deref().and_then(|f| f.file_name()?.to_str()?.parse().ok());
+    let attribute = |file: &str| read_hex(&function.as_ref()?.join(file));
+    let driver = function.as_ref().and_then(|f| link_name(&f.join("driver")));
+    let node_type = read_trimmed(&dir.join("node_type")).unwrap_or_default();
+    let ports_dir = dir.join("ports");
+    let mut numbers: Vec<u32> = list_dir(&ports_dir).iter().filter_map(|n| n.parse().ok()).collect();
+    numbers.sort_unstable();
+    let link_layer = numbers
+        .first()
+        .and_then(|n| read_trimmed(&ports_dir.join(n.to_string()).join("link_layer")))
+        .unwrap_or_default();
+    HcaFacts {
+        pci,
+        ids: attribute("vendor").zip(attribute("device")),
+        numa: function.as_deref().and_then(read_numa),
+        path: function.as_deref().map(PciPath::parse).unwrap_or_default(),
+        transport: transport(driver.as_deref(), &node_type, &link_layer),
+        ports: numbers.into_iter().map(|n| read_port(&ports_dir.join(n.to_string()), n)).collect(),
+        firmware: read_trimmed(&dir.join("fw_ver")),
+        vf_of: function.as_ref().and_then(|f| link_name(&f.join("physfn"))?.parse().ok()),
+        node: device_node(roots, &dir),
+        nvlink_management: function.as_deref().is_some_and(is_nvlink_management),
+        driver,
+        name,
+    }
+}
+
+/// The states of an HCA's ports as they are now, and nothing else of it.
+pub(super) fn port_states(roots: &Roots, hca: &HcaFacts) -> Vec<String> {
+    let ports = roots.sysfs.join("class/infiniband").join(&hca.name).join("ports");
+    hca.ports.iter().map(|p| read_state(&ports.join(p.number.to_string()))).collect()
+}
+
+/// `4: ACTIVE`.
+fn read_state(port: &Path) -> String {
+    let text = read_trimmed(&port.join("state"));
+    text.as_deref().and_then(|s| s.split_once(':')).map_or("UNKNOWN", |(_, name)| name.trim()).to_owned()
+}
+
+/// State, and a rate like `400 Gb/sec (4X NDR)`.
+fn read_port(dir: &Path, number: u32) -> Port {
+    let state = read_state(dir);
+    let rate = read_trimmed(&dir.join("rate")).and_then(|r| r.split_whitespace().next()?.parse::<f64>().ok());
+    let infiniband = read_trimmed(&dir.join("link_layer")).is_some_and(|l| l == "InfiniBand");
+    let subnet_prefix = infiniband
+        .then(|| read_trimmed(&dir.join("gids/0")))
+        .flatten()
+        .map(|gid| gid.split(':').take(4).collect::<Vec<_>>().join(":"));
+    Port { number, state, rate_gbps: rate.map(Into::into), subnet_prefix }
+}
+
+/// The node whose `ibdev` is this device; sysfs says which major and minor it must have.
+fn device_node(roots: &Roots, hca: &Path) -> Option<DeviceNode> {
+    let ibdev = hca.file_name()?.to_str()?;
+    let verbs = roots.sysfs.join("class/infiniband_verbs");
+    let name = list_dir(&verbs)
+        .into_iter()
+        .filter(|name| name.starts_with("uverbs"))
+        .find(|name| read_trimmed(&verbs.join(name).join("ibdev")).as_deref() == Some(ibdev))?;
+    let path = roots.dev.join("infiniband").join(&name);
+    let expected = read_trimmed(&verbs.join(&name).join("dev"));
+    let there = match fs::metadata(&path) {
+        Err(_) => NodeKind::Missing,
+        Ok(meta) if !meta.file_type().is_char_device() => NodeKind::Wrong,
+        Ok(meta) => {
+            let rdev = meta.rdev();
+            let number = format!("{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev));
+            if expected.is_none_or(|e| e == number) { NodeKind::Device } else { NodeKind::Wrong }
+        }
+    };
+    Some(DeviceNode { name, path, there })
+}
+
+/// `NVSwitch` systems have `ConnectX` functions that only manage NVLink; their VPD says so.
+fn is_nvlink_management(function: &Path) -> bool {
+    fs::read(function.join("vpd")).is_ok_and(|vpd| vpd.windows(9).any(|w| w == b"SW_MNG_PF"))
+}
+
+/// Drivers whose functions have an RDMA device when everything is loaded.
+const RDMA_DRIVERS: &[&str] = &["mlx5_core", "mlx4_core", "efa"];
+
+/// `ConnectX` and EFA functions without an RDMA device: the driver is missing, still loading, or the
+/// device is elsewhere.
+pub(super) fn bare_functions(roots: &Roots, hcas: &[HcaFacts]) -> Vec<PciAddress> {
+    pci_functions(roots)
+        .into_iter()
+        .filter(|(_, address)| hcas.iter().all(|h| h.pci != Some(*address)))
+        .filter(|(dir, _)| {
+            let driver = link_name(&dir.join("driver"));
+            let class = read_hex(&dir.join("class")).unwrap_or(0) >> 8;
+            let efa = (read_hex(&dir.join("vendor")), read_hex(&dir.join("device")).map(|d| d >> 4))
+                == (Some(0x1d0f), Some(0xefa));
+            driver.is_some_and(|d| RDMA_DRIVERS.contains(&d.as_str())) || class == 0x0207 || efa
+        })
+        .map(|(_, address)| address)
+        .collect()
+}

@@ -1,0 +1,235 @@
+//! What is here: GPUs, HCAs, modules and drivers, from sysfs and procfs alone. No FFI, no opening
+//! of devices.
+
+pub mod gpu;
+pub mod hca;
+pub mod pci;
+pub mod topology;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+pub use gpu::GpuFacts;
+pub use hca::{DeviceNode, HcaFacts};
+pub use pci::{PciAddress, PciPath};
+
+use crate::report::{TopologyKind, Transport};
+
+/// Where the machine's file systems are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roots {
+    /// sysfs, `/sys`.
+    pub sysfs: PathBuf,
+    /// procfs of the node, `/proc`.
+    pub procfs: PathBuf,
+    /// Device nodes, `/dev`.
+    pub dev: PathBuf,
+}
+
+impl Default for Roots {
+    fn default() -> Self {
+        Self { sysfs: "/sys".into(), procfs: "/proc".into(), dev: "/dev".into() }
+    }
+}
+
+impl Roots {
+    /// The live machine, or what the flags say: once one is given, the others that are not given
+    /// lead to nothing, so that two machines are never mixed.
+    #[must_use]
+    pub fn from_flags(sysfs: Option<PathBuf>, procfs: Option<PathBuf>, dev: Option<PathBuf>) -> Self {
+        if sysfs.is_none() && procfs.is_none() && dev.is_none() {
+            return Self::default();
+        }
+        let nothing = || PathBuf::from("/nonexistent");
+        Self {
+            sysfs: sysfs.unwrap_or_else(nothing),
+            procfs: procfs.unwrap_or_else(nothing),
+            dev: dev.unwrap_or_else(nothing),
+        }
+    }
+
+    /// Whether a kernel module is loaded (built in counts).
+    #[must_use]
+    pub fn has_module(&self, name: &str) -> bool {
+        self.sysfs.join("module").join(name).is_dir()
+    }
+}
+
+/// Version of the NVIDIA kernel module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NvidiaModule {
+    /// `535.247.01`.
+    pub version: String,
+    /// Whether it is the open kernel module.
+    pub open: bool,
+}
+
+/// Everything that can be known of a machine without touching a device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Inventory {
+    /// The kernel's boot id; empty when it can't be read.
+    pub boot_id: String,
+    /// Physical or virtual.
+    pub topology: TopologyKind,
+    /// NVIDIA GPUs by PCI address.
+    pub gpus: Vec<GpuFacts>,
+    /// RDMA devices by PCI address, then name.
+    pub hcas: Vec<HcaFacts>,
+    /// PCI functions of RDMA adapters that have no RDMA device.
+    pub bare_functions: Vec<PciAddress>,
+    /// How many PCI functions there are in all.
+    pub functions: usize,
+    /// The NVIDIA kernel module, when it is loaded.
+    pub nvidia: Option<NvidiaModule>,
+    /// Whether `nvidia_peermem` (or its forerunner, or EFA's) is loaded.
+    pub peermem: bool,
+    /// Whether `ib_uverbs` is there.
+    pub uverbs: bool,
+}
+
+impl Inventory {
+    /// Reads the machine. What can't be read is left out; nothing here fails.
+    #[must_use]
+    pub fn read(roots: &Roots) -> Self {
+        let hcas = hca::discover(roots);
+        let gpus = gpu::discover(roots);
+        let bare_functions = hca::bare_functions(roots, &hcas);
+        Self {
+            boot_id: read_trimmed(&roots.procfs.join("sys/kernel/random/boot_id")).unwrap_or_default(),
+            topology: topology_kind(roots, &gpus, &hcas),
+            nvidia: nvidia_module(roots),
+            functions: list_dir(&roots.sysfs.join("bus/pci/devices")).len(),
+            peermem: peermem(roots),
+            uverbs: roots.sysfs.join("class/infiniband_verbs").is_dir(),
+            gpus,
+            hcas,
+            bare_functions,
+        }
+    }
+
+    /// Whether names, ports, modules or functions differ from this inventory. Reads a file for each
+    /// port and a few folders; everything else of a device comes and goes with these.
+    #[must_use]
+    pub fn differs_at_a_glance(&self, roots: &Roots) -> bool {
+        let mut names = list_dir(&roots.sysfs.join("class/infiniband"));
+        let mut known: Vec<_> = self.hcas.iter().map(|h| h.name.clone()).collect();
+        names.sort();
+        known.sort();
+        let functions = list_dir(&roots.sysfs.join("bus/pci/devices")).len();
+        names != known
+            || functions != self.functions
+            || self
+                .hcas
+                .iter()
+                .any(|h| hca::port_states(roots, h) != h.ports.iter().map(|p| p.state.clone()).collect::<Vec<_>>())
+            || roots.procfs.join("driver/nvidia/version").exists() != self.nvidia.is_some()
+            || peermem(roots) != self.peermem
+            || roots.sysfs.join("class/infiniband_verbs").is_dir() != self.uverbs
+    }
+
+    /// An HCA by its name.
+    #[must_use]
+    pub fn hca(&self, name: &str) -> Option<&HcaFacts> {
+        self.hcas.iter().find(|h| h.name == name)
+    }
+
+    /// Whether there is anything that could do RDMA.
+    #[must_use]
+    pub fn has_rdma_hardware(&self) -> bool {
+        !self.bare_functions.is_empty() || self.hcas.iter().any(|h| h.pci.is_some())
+    }
+}
+
+fn peermem(roots: &Roots) -> bool {
+    ["nvidia_peermem", "nv_peer_mem", "efa_nv_peermem"].iter().any(|m| roots.has_module(m))
+}
+
+fn nvidia_module(roots: &Roots) -> Option<NvidiaModule> {
+    let text = fs::read_to_string(roots.procfs.join("driver/nvidia/version")).ok()?;
+    let line = text.lines().find(|l| l.starts_with("NVRM version:"))?;
+    let version = line.split_whitespace().find(|word| {
+        word.contains('.') && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    })?;
+    Some(NvidiaModule { version: version.to_owned(), open: line.contains("Open Kernel Module") })
+}
+
+/// A machine is virtual when it says so itself: by its firmware's name, by paravirtual PCI
+/// functions, or by a hypervisor's bus on the way to a GPU.
+fn topology_kind(roots: &Roots, gpus: &[GpuFacts], hcas: &[HcaFacts]) -> TopologyKind {
+    let dmi = |name: &str| read_trimmed(&roots.sysfs.join("class/dmi/id").join(name)).unwrap_or_default();
+    let named = ["sys_vendor", "product_name"].map(dmi).iter().any(|text| {
+        ["QEMU", "KVM", "Virtual Machine", "VMware", "Xen", "Bochs", "HVM domU", "OpenStack"]
+            .iter()
+            .any(|v| text.contains(v))
+    });
+    let foreign = gpus.iter().any(|g| g.path.foreign) || hcas.iter().any(|h| h.path.foreign);
+    let paravirtual =
+        pci_functions(roots).iter().any(|(dir, _)| matches!(read_hex(&dir.join("vendor")), Some(0x1af4 | 0x1b36)));
+    if named || foreign || paravirtual { TopologyKind::Virtual } else { TopologyKind::Physical }
+}
+
+/// All PCI functions with their resolved directories, in the order of their addresses.
+fn pci_functions(roots: &Roots) -> Vec<(PathBuf, PciAddress)> {
+    let mut all: Vec<_> = list_dir(&roots.sysfs.join("bus/pci/devices"))
+        .into_iter()
+        .filter_map(|name| {
+            let address = name.parse().ok()?;
+            Some((roots.sysfs.join("bus/pci/devices").join(name), address))
+        })
+        .collect();
+    all.sort_by_key(|(_, address)| *address);
+    all
+}
+
+/// The names in a directory, in their order; none when it can't be read.
+fn list_dir(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A sysfs attribute without its line's end.
+fn read_trimmed(path: &Path) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// A hexadecimal attribute such as `vendor`.
+fn read_hex(path: &Path) -> Option<u32> {
+    u32::from_str_radix(read_trimmed(path)?.trim_start_matches("0x"), 16).ok()
+}
+
+/// `numa_node`, where -1 means that the kernel does not know.
+fn read_numa(function: &Path) -> Option<u32> {
+    read_trimmed(&function.join("numa_node"))?.parse::<i64>().ok()?.try_into().ok()
+}
+
+/// The name that a link leads to, such as `driver` to `mlx5_core`.
+fn link_name(link: &Path) -> Option<String> {
+    Some(fs::read_link(link).ok()?.file_name()?.to_str()?.to_owned())
+}
+
+/// A resolved path.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    fs::canonicalize(path)
+}
+
+/// What runs on a port, from its HCA's kind and its link layer.
+fn transport(driver: Option<&str>, node_type: &str, link_layer: &str) -> Transport {
+    if driver == Some("efa") {
+        Transport::Efa
+    } else if node_type.contains("RNIC") {
+        Transport::Iwarp
+    } else {
+        match link_layer {
+            "InfiniBand" => Transport::Infiniband,
+            "Ethernet" => Transport::Roce,
+            _ => Transport::Other,
+        }
+    }
+}

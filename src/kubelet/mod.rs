@@ -1,0 +1,15 @@
+//! Tell the kubelet: which devices there are, whether they are healthy, and how to hand them out.
+
+mod allocate;
+mod devices;
+mod registration;
+mod server;
+
+/// The kubelet's contract, generated from `proto/`.
+#[allow(clippy::pedantic, missing_docs, unreachable_pub)] // generated code
+pub(crate) mod v1beta1 {
+    tonic::include_proto!("v1beta1");
+}
+
+pub use devices::Device;
+pub use registration::{Supervised, supervise};

@@ -1,0 +1,325 @@
+//! What a Node shall show, and the patch that makes it so. Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::{Timestamp, Unit};
+use k8s_openapi::api::core::v1::Node;
+use serde_json::{Map, Value, json};
+
+use super::CONDITION;
+use crate::{
+    config::Publish,
+    report::{GpuRole, Method, Reason, Report, State, TopologyKind, Transport, Verdict},
+};
+
+const MESSAGE_LIMIT: usize = 1024;
+const ANNOTATION_LIMIT: usize = 4096;
+
+/// Everything of ours that a Node shall have; what is not in it is removed.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Desired {
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) annotations: BTreeMap<String, String>,
+    pub(super) condition: Option<Condition>,
+}
+
+/// The condition without its times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Condition {
+    pub(super) status: &'static str,
+    pub(super) reason: String,
+    pub(super) message: String,
+}
+
+/// What a report asks for.
+pub(super) fn desired(report: &Report, publish: &Publish) -> Desired {
+    let verdict = &report.verdict;
+    if verdict.state == State::NotApplicable && verdict.reason == Reason::NoGpu {
+        return Desired::default();
+    }
+    let name = |suffix: &str| format!("{}/{suffix}", publish.prefix);
+    let state_label = if publish.short_label { publish.prefix.clone() } else { name("state") };
+    let mut labels = BTreeMap::from([(state_label, verdict.state.to_string())]);
+    if verdict.state != State::Ready {
+        labels.insert(name("reason"), label_value(verdict.reason.as_str()));
+    }
+    if report.simulated {
+        labels.insert(name("simulated"), "true".to_owned());
+    }
+    if matches!(verdict.state, State::Ready | State::Degraded) {
+        labels.extend(facts(report).into_iter().map(|(key, value)| (name(key), label_value(&value))));
+    }
+    Desired {
+        labels,
+        annotations: BTreeMap::from([(name("report"), annotation(report))]),
+        condition: (verdict.state != State::NotApplicable).then(|| condition(verdict, report.simulated)),
+    }
+}
+
+/// What is worth selecting by, on a node that works at least in part.
+fn facts(report: &Report) -> Vec<(&'static str, String)> {
+    let gpus = report.gpus.iter().filter(|g| matches!(g.role, GpuRole::Eligible | GpuRole::Lost));
+    let rails: Vec<_> = report.hcas.iter().filter(|h| h.rail).collect();
+    let has = |method: Method| {
+        let mut closed = report.pairs.iter().filter(|p| p.counted && p.good.is_some()).peekable();
+        let verified = |p: &crate::report::Pair| {
+            p.by(method).outcome == crate::report::Outcome::Verified || p.checked_at.is_some()
+        };
+        (closed.peek().is_some() && closed.all(verified)).to_string()
+    };
+    let mut facts = vec![
+        ("gpus", gpus.clone().count().to_string()),
+        ("hcas", rails.len().to_string()),
+        ("dma-buf", has(Method::DmaBuf)),
+        ("peermem", has(Method::Peermem)),
+    ];
+    let mut transports: Vec<Transport> = rails.iter().map(|h| h.transport).collect();
+    transports.dedup();
+    match transports.as_slice() {
+        [] => {}
+        [one] => facts.push(("transport", one.to_string())),
+        _ => facts.push(("transport", "mixed".to_owned())),
+    }
+    if report.topology != TopologyKind::Virtual {
+        let worst = gpus
+            .filter_map(|g| {
+                report.pairs.iter().filter(|p| p.gpu == g.pci && g.nearest.contains(&p.hca)).map(|p| p.distance).min()
+            })
+            .max();
+        facts.extend(worst.map(|d| ("distance", d.to_string())));
+    }
+    facts
+}
+
+fn condition(verdict: &Verdict, simulated: bool) -> Condition {
+    let status = match verdict.state {
+        State::Ready => "True",
+        State::Degraded | State::NotReady => "False",
+        State::Unknown | State::NotApplicable => "Unknown",
+    };
+    let since = verdict.since.strftime("%Y-%m-%d %H:%M UTC");
+    let marked = if simulated { "[simulated] " } else { "" };
+    let message = format!("{marked}{} (since {since})", verdict.message);
+    Condition { status, reason: verdict.reason.to_string(), message: cut(&message, MESSAGE_LIMIT) }
+}
+
+/// At most so many bytes, cut at a character.
+fn cut(text: &str, limit: usize) -> String {
+    if text.len() <= limit {
+        return text.to_owned();
+    }
+    let end = (0..=limit - '…'.len_utf8()).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
+    format!("{}…", &text[..end])
+}
+
+/// A label's value: at most 63 of `[A-Za-z0-9-_.]`, a letter or digit at both ends.
+fn label_value(text: &str) -> String {
+    let mapped: String =
+        text.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).take(63).collect();
+    mapped.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
+}
+
+/// Compact JSON: what the fleet's view and a sibling's comparison need. Failing pairs are left out
+/// from the end, and counted, until it fits.
+fn annotation(report: &Report) -> String {
+    let bad: Vec<String> =
+        report.pairs.iter().filter(|p| p.good == Some(false)).map(|p| format!("{}/{}", p.gpu, p.hca)).collect();
+    let mut models: Vec<_> = report.gpus.iter().filter_map(|g| g.model.clone()).collect();
+    models.dedup();
+    let rails: Vec<_> = report.hcas.iter().filter(|h| h.rail).map(|h| h.name.clone()).collect();
+    for shown in (0..=bad.len().min(32)).rev() {
+        let text = json!({
+            "version": report.version,
+            "bootId": report.boot_id,
+            "state": report.verdict.state,
+            "reason": report.verdict.reason,
+            "gpus": report.gpus.len(),
+            "served": report.gpus.iter().filter(|g| g.served == Some(true)).count(),
+            "rails": rails,
+            "models": models,
+            "driver": report.gpus.first().and_then(|g| g.driver.clone()),
+            "bad": &bad[..shown],
+            "badNotShown": bad.len() - shown,
+        })
+        .to_string();
+        if text.len() <= ANNOTATION_LIMIT {
+            return text;
+        }
+    }
+    json!({ "version": report.version, "bootId": report.boot_id, "state": report.verdict.state }).to_string()
+}
+
+/// Whether a key is ours: the prefix itself or beneath it.
+fn is_ours(key: &str, prefix: &str) -> bool {
+    key.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Annotations that people write.
+fn is_theirs(key: &str, prefix: &str) -> bool {
+    key.strip_prefix(prefix) == Some("/paused-until")
+}
+
+/// The strategic-merge patch for `nodes/status` that makes a node show what is desired, with the
+/// heartbeat of now; and removes every other key of ours.
+pub(super) fn patch(node: &Node, desired: &Desired, prefix: &str, now: Timestamp) -> Value {
+    let metadata = &node.metadata;
+    let mut body = json!({
+        "metadata": {
+            "labels": keys(metadata.labels.as_ref(), &desired.labels, prefix),
+            "annotations": keys(metadata.annotations.as_ref(), &desired.annotations, prefix),
+        }
+    });
+    if let Some(uid) = &metadata.uid {
+        body["metadata"]["uid"] = json!(uid);
+    }
+    let present = existing(node);
+    if let Some(condition) = &desired.condition {
+        let now = now.round(Unit::Second).unwrap_or(now).to_string();
+        let transition = present
+            .filter(|c| c.status == condition.status)
+            .and_then(|c| c.last_transition_time.as_ref())
+            .map_or_else(|| now.clone(), |t| t.0.to_string());
+        body["status"]["conditions"] = json!([{
+            "type": CONDITION,
+            "status": condition.status,
+            "reason": condition.reason,
+            "message": condition.message,
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": transition,
+        }]);
+    } else if present.is_some() {
+        body["status"]["conditions"] = json!([{ "type": CONDITION, "$patch": "delete" }]);
+    }
+    body
+}
+
+fn existing(node: &Node) -> Option<&k8s_openapi::api::core::v1::NodeCondition> {
+    node.status.as_ref()?.conditions.as_ref()?.iter().find(|c| c.type_ == CONDITION)
+}
+
+/// What is wanted, and `null` for every other key of ours that is there.
+fn keys(
+    present: Option<&BTreeMap<String, String>>,
+    wanted: &BTreeMap<String, String>,
+    prefix: &str,
+) -> Map<String, Value> {
+    let stale =
+        present.into_iter().flatten().map(|(key, _)| key).filter(|key| is_ours(key, prefix) && !is_theirs(key, prefix));
+    stale.map(|key| (key.clone(), Value::Null)).chain(wanted.iter().map(|(k, v)| (k.clone(), json!(v)))).collect()
+}
+
+/// The patch that removes everything of ours; `None` when there is nothing.
+pub(super) fn removal(node: &Node, prefix: &str) -> Option<Value> {
+    let body = patch(node, &Desired::default(), prefix, Timestamp::UNIX_EPOCH);
+    let metadata = &body["metadata"];
+    let empty = [&metadata["labels"], &metadata["annotations"]].iter().all(|m| m.as_object().is_none_or(Map::is_empty));
+    (!empty || !body["status"].is_null()).then_some(body)
+}
+
+/// Whether a node already shows what is desired, heartbeat aside.
+pub(super) fn shows(node: &Node, desired: &Desired, prefix: &str) -> bool {
+    let own = |all: Option<&BTreeMap<String, String>>| -> BTreeMap<String, String> {
+        all.into_iter()
+            .flatten()
+            .filter(|(k, _)| is_ours(k, prefix) && !is_theirs(k, prefix))
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect()
+    };
+    let condition = existing(node);
+    let same_condition = match (&desired.condition, condition) {
+        (None, None) => true,
+        (Some(want), Some(have)) => {
+            want.status == have.status
+                && Some(&want.reason) == have.reason.as_ref()
+                && Some(&want.message) == have.message.as_ref()
+        }
+        _ => false,
+    };
+    same_condition
+        && own(node.metadata.labels.as_ref()) == desired.labels
+        && own(node.metadata.annotations.as_ref()) == desired.annotations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn node() -> Node {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": "n1", "uid": "u1",
+                "labels": { "gpudirect-rdma": "ready", "gpudirect-rdma/old": "x", "gpudirect-rdma.evil/x": "1", "other": "1" },
+                "annotations": { "gpudirect-rdma/paused-until": "2030-01-01T00:00:00Z" },
+            },
+            "status": { "conditions": [
+                { "type": "Ready", "status": "True" },
+                { "type": "GPUDirectRDMAReady", "status": "True", "reason": "AllRailsVerified", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z" },
+            ] },
+        }))
+        .unwrap()
+    }
+
+    fn wanted(status: &'static str) -> Desired {
+        Desired {
+            labels: BTreeMap::from([("gpudirect-rdma".to_owned(), "ready".to_owned())]),
+            annotations: BTreeMap::new(),
+            condition: Some(Condition { status, reason: "AllRailsVerified".into(), message: "m".into() }),
+        }
+    }
+
+    #[test]
+    fn removes_what_an_older_version_wrote_and_nothing_of_others() {
+        let body = patch(&node(), &wanted("True"), "gpudirect-rdma", Timestamp::UNIX_EPOCH);
+        assert_eq!(body["metadata"]["labels"], json!({ "gpudirect-rdma": "ready", "gpudirect-rdma/old": null }));
+        assert_eq!(body["metadata"]["annotations"], json!({}), "what a person wrote stays");
+        assert_eq!(body["metadata"]["uid"], "u1");
+    }
+
+    #[test]
+    fn the_transition_time_changes_with_the_status_alone() {
+        let times = |status| {
+            let body = patch(&node(), &wanted(status), "gpudirect-rdma", Timestamp::UNIX_EPOCH);
+            body["status"]["conditions"][0]["lastTransitionTime"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(times("True"), "2026-01-01T00:00:00Z");
+        assert_eq!(times("False"), "1970-01-01T00:00:00Z");
+    }
+
+    #[test]
+    fn nothing_left_is_nothing_to_remove() {
+        let body = removal(&node(), "gpudirect-rdma").unwrap();
+        assert_eq!(body["status"]["conditions"], json!([{ "type": CONDITION, "$patch": "delete" }]));
+        assert_eq!(body["metadata"]["labels"].as_object().unwrap().len(), 2);
+        let clean: Node =
+            serde_json::from_value(json!({ "metadata": { "name": "n1", "labels": { "other": "1" } } })).unwrap();
+        assert_eq!(removal(&clean, "gpudirect-rdma"), None);
+    }
+
+    #[test]
+    fn knows_when_there_is_nothing_to_write() {
+        let mut clean = node();
+        clean.metadata.labels.as_mut().unwrap().remove("gpudirect-rdma/old");
+        assert!(shows(&clean, &wanted("True"), "gpudirect-rdma"));
+        assert!(!shows(&clean, &wanted("False"), "gpudirect-rdma"));
+        assert!(!shows(&node(), &wanted("True"), "gpudirect-rdma"), "a stale key is something to remove");
+    }
+
+    proptest! {
+        #[test]
+        fn a_label_value_is_always_valid(text in ".*") {
+            let value = label_value(&text);
+            prop_assert!(value.len() <= 63);
+            prop_assert!(value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)));
+            prop_assert!(value.chars().next().is_none_or(|c| c.is_ascii_alphanumeric()));
+            prop_assert!(value.chars().last().is_none_or(|c| c.is_ascii_alphanumeric()));
+        }
+
+        #[test]
+        fn a_message_is_cut_at_a_character(text in ".{0,600}") {
+            let short = cut(&text, 256);
+            prop_assert!(short.len() <= 256);
+            prop_assert!(text.starts_with(short.trim_end_matches('…')) );
+        }
+    }
+}

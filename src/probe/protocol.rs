@@ -1,0 +1,226 @@
+//! What parent and child say to each other: a plan on the child's stdin, then a line of JSON for
+//! each step before it is taken and for each answer.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    hardware::PciAddress,
+    report::{Code, Method, MethodResult},
+};
+
+/// What one child shall do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The GPU.
+    pub gpu: PciAddress,
+    /// The library to load.
+    pub libcuda: PathBuf,
+    /// Bytes of GPU memory to register.
+    pub size: usize,
+    /// The methods to try.
+    pub methods: Vec<Method>,
+    /// The HCAs.
+    pub hcas: Vec<Target>,
+}
+
+/// One HCA of a plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// Its name.
+    pub name: String,
+    /// Its device node; `None` where sysfs knows none.
+    pub node: Option<PathBuf>,
+    /// Whether it is EFA, which may refuse remote writes.
+    pub efa: bool,
+}
+
+/// A step that can fail or hang. Its name is what reports and messages show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Step {
+    /// The parent could not start a child.
+    #[serde(rename = "spawn")]
+    Spawn,
+    /// The child has not said anything yet.
+    #[serde(rename = "start")]
+    Start,
+    /// Waiting for the GPU's lock.
+    #[serde(rename = "lock")]
+    Lock,
+    /// Loading libcuda.
+    #[serde(rename = "dlopen libcuda")]
+    LoadCuda,
+    /// `cuInit`.
+    #[serde(rename = "cuInit")]
+    Init,
+    /// Finding the GPU among CUDA's devices.
+    #[serde(rename = "cuDeviceGet")]
+    Device,
+    /// Reading attributes.
+    #[serde(rename = "cuDeviceGetAttribute")]
+    Attributes,
+    /// Retaining the primary context.
+    #[serde(rename = "cuDevicePrimaryCtxRetain")]
+    Context,
+    /// Allocating.
+    #[serde(rename = "cuMemAlloc")]
+    Alloc,
+    /// `SYNC_MEMOPS`.
+    #[serde(rename = "cuPointerSetAttribute")]
+    SyncMemops,
+    /// Is it device memory, and unreadable for the kernel?
+    #[serde(rename = "device memory")]
+    DeviceMemory,
+    /// Loading libibverbs.
+    #[serde(rename = "dlopen libibverbs")]
+    LoadVerbs,
+    /// Looking for the device node.
+    #[serde(rename = "stat node")]
+    Node,
+    /// Opening the device node ourselves, because libibverbs hides why it can't.
+    #[serde(rename = "open node")]
+    OpenNode,
+    /// Finding the HCA in libibverbs' list.
+    #[serde(rename = "ibv_get_device_list")]
+    List,
+    /// `ibv_open_device`.
+    #[serde(rename = "ibv_open_device")]
+    Open,
+    /// `ibv_alloc_pd`.
+    #[serde(rename = "ibv_alloc_pd")]
+    Pd,
+    /// Exporting a dma-buf.
+    #[serde(rename = "cuMemGetHandleForAddressRange")]
+    Export,
+    /// `ibv_reg_dmabuf_mr`.
+    #[serde(rename = "ibv_reg_dmabuf_mr")]
+    RegDmabuf,
+    /// `ibv_reg_mr`.
+    #[serde(rename = "ibv_reg_mr")]
+    RegMr,
+    /// Looking at keys, address and length.
+    #[serde(rename = "verify")]
+    Verify,
+    /// The negative control.
+    #[serde(rename = "control")]
+    Control,
+    /// `ibv_dereg_mr`.
+    #[serde(rename = "ibv_dereg_mr")]
+    Dereg,
+    /// Deallocating the PD and closing the HCA.
+    #[serde(rename = "ibv_close_device")]
+    Close,
+    /// `cuMemFree`.
+    #[serde(rename = "cuMemFree")]
+    Free,
+    /// Releasing the context.
+    #[serde(rename = "cuDevicePrimaryCtxRelease")]
+    Release,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// A line of the child.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Line {
+    /// About to take a step; of an HCA when it is one's.
+    Step(Step, Option<String>),
+    /// What the child may do.
+    Limits(Limits),
+    /// What was learned of the GPU.
+    Gpu(GpuAnswer),
+    /// One HCA by one method.
+    Method(String, Method, MethodResult),
+    /// The GPU's row can't go on.
+    Stopped(Step, Option<Code>, String),
+    /// Everything is cleaned up.
+    Done,
+}
+
+/// What the child's sandbox lets it do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Limits {
+    /// `RLIMIT_MEMLOCK` in bytes; none: unlimited.
+    pub memlock: Option<u64>,
+    /// Whether `CAP_IPC_LOCK` is effective.
+    pub ipc_lock: bool,
+}
+
+/// What was learned of the GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct GpuAnswer {
+    /// The CUDA version of the driver, 12040 for 12.4.
+    pub cuda_version: Option<i32>,
+    /// Attribute 116.
+    pub gdr: Option<bool>,
+    /// Attribute 124.
+    pub dma_buf: Option<bool>,
+    /// Address and size of the allocation.
+    pub allocated: Option<(u64, u64)>,
+}
+
+/// What came of one HCA in one row.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HcaAnswer {
+    /// By method.
+    pub methods: BTreeMap<Method, MethodResult>,
+}
+
+/// What came of one child: a row of the matrix.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Row {
+    /// What was learned of the GPU.
+    pub gpu: GpuAnswer,
+    /// What the sandbox lets a child do.
+    pub limits: Option<Limits>,
+    /// By name of the HCA; complete when the row was not stopped.
+    pub hcas: BTreeMap<String, HcaAnswer>,
+    /// The step at which the whole row ended too early.
+    pub stopped: Option<Stopped>,
+    /// Where libcuda was found, or the places that were tried.
+    pub libcuda: Vec<PathBuf>,
+    /// What libraries wrote to stderr.
+    pub stderr: Vec<String>,
+}
+
+/// Why a row ended too early.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stopped {
+    /// The step.
+    pub step: Step,
+    /// The HCA whose step it was.
+    pub hca: Option<String>,
+    /// What kind of end.
+    pub end: End,
+    /// What the library or the loader said.
+    pub detail: String,
+}
+
+/// How a row can end too early.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// The step answered with an error.
+    Refused(Option<Code>),
+    /// The step did not answer in time.
+    TimedOut,
+    /// The child died.
+    Died(Code),
+}
+
+impl End {
+    /// The code to show.
+    #[must_use]
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Self::Refused(code) => code.clone(),
+            Self::TimedOut => None,
+            Self::Died(code) => Some(code.clone()),
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The parent's side: starts a child for a GPU, listens, keeps its deadlines, and never waits for
+//! what it cannot kill.
+
+use std::{
+    collections::BTreeMap,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader},
+    process::{Child, Command},
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{
+    library::{Found, link_folder},
+    protocol::{End, Line, Plan, Row, Step, Stopped},
+};
+use crate::{
+    ffi::sys,
+    hardware::PciAddress,
+    report::{Code, MethodResult, Outcome},
+};
+
+const STEP_DEADLINE: Duration = Duration::from_secs(10);
+const INIT_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a child may take to die of a signal before the next one, or before it is given up.
+const DEATH_DEADLINE: Duration = Duration::from_secs(2);
+/// What of a library's complaints is kept.
+const STDERR_KEPT: u64 = 8 << 10;
+
+/// Starts children, and remembers those that would not die.
+#[derive(Debug, Clone)]
+pub struct Supervisor {
+    run_dir: PathBuf,
+    stuck: Arc<Mutex<BTreeMap<PciAddress, Step>>>,
+}
+
+impl Supervisor {
+    /// `run_dir` holds the lock of each GPU, so that `check` and the agent never meet on one.
+    #[must_use]
+    pub fn new(run_dir: &Path) -> Self {
+        Self { run_dir: run_dir.to_owned(), stuck: Arc::default() }
+    }
+
+    /// How many children are stuck in the kernel.
+    #[must_use]
+    pub fn stuck(&self) -> usize {
+        self.stuck.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Runs one child to its end, or to its deadline.
+    pub async fn probe(&self, plan: &Plan, uuid: Option<&str>, found: &Found, limit: Duration) -> Row {
+        let mut row = Row { libcuda: found.tried.clone(), ..Row::default() };
+        let stuck_at = self.stuck.lock().unwrap_or_else(PoisonError::into_inner).get(&plan.gpu).copied();
+        if let Some(step) = stuck_at {
+            row.stop(
+                step,
+                None,
+                End::TimedOut,
+                "an earlier child of this GPU is still stuck in the kernel at this step",
+            );
+            row.fill(plan);
+            return row;
+        }
+        match self.lock(plan.gpu, limit).await {
+            Err(detail) => row.stop(Step::Lock, None, End::TimedOut, detail),
+            Ok(_lock) => self.run_child(plan, uuid, found, limit, &mut row).await,
+        }
+        row.fill(plan);
+        row
+    }
+
+    /// The GPU's lock; without a writable folder there is none to take, and nobody to meet.
+    async fn lock(&self, gpu: PciAddress, limit: Duration) -> Result<Option<std::fs::File>, String> {
+        use rustix::fs::{FlockOperation, flock};
+        let path = self.run_dir.join(format!("gpu-{gpu}.lock"));
+        let open = || {
+            std::fs::create_dir_all(&self.run_dir)?;
+            std::fs::OpenOptions::new().create(true).append(true).open(&path)
+        };
+        let file = match open() {
+            Ok(file) => file,
+            Err(error) => {
+                tracing::debug!(%error, path = %path.display(), "no lock for this GPU");
+                return Ok(None);
+            }
+        };
+        let deadline = Instant::now() + limit;
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if Instant::now() >= deadline {
+                return Err(format!("another gdr-agent has held {} for {}s", path.display(), limit.as_secs()));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(Some(file))
+    }
+
+    async fn run_child(&self, plan: &Plan, uuid: Option<&str>, found: &Found, limit: Duration, row: &mut Row) {
+        // Two folders that live as long as the child: the driver's files, and an empty one where an
+        // MPS client would look for its pipe (the child is never one).
+        let made = tempfile_dir(&self.run_dir).and_then(|links| Ok((links, tempfile_dir(&self.run_dir)?)));
+        let (links, no_mps) = match made {
+            Ok(folders) => folders,
+            Err(error) => {
+                return row.stop(
+                    Step::Spawn,
+                    None,
+                    End::Refused(error.raw_os_error().map(Code::errno)),
+                    error.to_string(),
+                );
+            }
+        };
+        let injected = found.file.parent().is_none_or(|dir| dir.as_os_str().is_empty());
+        if !injected && let Err(error) = link_folder(&found.file, &links.0) {
+            tracing::warn!(%error, libcuda = %found.file.display(), "can't link the driver's libraries");
+        }
+        let command = command(uuid, &no_mps.0, (!injected).then_some(links.0.as_path()));
+        let mut child = match command.and_then(|mut c| c.spawn()) {
+            Ok(child) => child,
+            Err(error) => {
+                return row.stop(
+                    Step::Spawn,
+                    None,
+                    End::Refused(error.raw_os_error().map(Code::errno)),
+                    error.to_string(),
+                );
+            }
+        };
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let complaints = tokio::spawn(collect(stderr));
+        if let Some(mut stdin) = stdin {
+            let text = serde_json::to_vec(plan).unwrap_or_default();
+            // A child that died already shows in its exit status.
+            let _ = stdin.write_all(&text).await;
+        }
+        let at = listen(stdout, limit, row).await;
+        match finish(&mut child).await {
+            Some(status) => {
+                if row.stopped.is_none() && !at.done {
+                    let end = if at.late { End::TimedOut } else { End::Died(death(status)) };
+                    row.stop(at.step, at.hca, end, "");
+                }
+            }
+            None => {
+                self.stuck.lock().unwrap_or_else(PoisonError::into_inner).insert(plan.gpu, at.step);
+                tracing::error!(gpu = %plan.gpu, step = %at.step, "the probe is stuck in the kernel and can't be killed");
+                row.stop(at.step, at.hca, End::TimedOut, "the child does not die of SIGKILL");
+                self.wait_for_the_stuck(plan.gpu, child, (links, no_mps));
+            }
+        }
+        if let Ok(Ok(lines)) = timeout(Duration::from_millis(200), complaints).await {
+            row.stderr = lines;
+        }
+    }
+
+    /// Frees the GPU for checks when the kernel lets its child go at last.
+    fn wait_for_the_stuck(&self, gpu: PciAddress, mut child: Child, folders: (TempDir, TempDir)) {
+        let stuck = Arc::clone(&self.stuck);
+        tokio::spawn(async move {
+            let _ = child.wait().await;
+            drop(folders);
+            stuck.lock().unwrap_or_else(PoisonError::into_inner).remove(&gpu);
+            tracing::info!(%gpu, "the stuck probe is gone");
+        });
+    }
+}
+
+fn command(uuid: Option<&str>, no_mps: &Path, libraries: Option<&Path>) -> std::io::Result<Command> {
+    // The running binary, also when its file was replaced.
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg("probe")
+        .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        .env("CUDA_MPS_PIPE_DIRECTORY", no_mps)
+        .env("CUDA_MODULE_LOADING", "LAZY")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    match uuid {
+        Some(uuid) => command.env("CUDA_VISIBLE_DEVICES", uuid),
+        None => command.env_remove("CUDA_VISIBLE_DEVICES"),
+    };
+    if let Some(libraries) = libraries {
+        let inherited = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let path = std::iter::once(libraries.to_owned()).chain(std::env::split_paths(&inherited));
+        command.env("LD_LIBRARY_PATH", std::env::join_paths(path).map_err(std::io::Error::other)?);
+    }
+    sys::die_with_parent(&mut command);
+    Ok(command)
+}
+
+/// How far a child had come when it fell silent.
+struct At {
+    step: Step,
+    hca: Option<String>,
+    late: bool,
+    done: bool,
+}
+
+async fn listen(stdout: Option<impl AsyncRead + Unpin>, limit: Duration, row: &mut Row) -> At {
+    let mut at = At { step: Step::Start, hca: None, late: false, done: false };
+    let Some(stdout) = stdout else { return at };
+    let mut lines = BufReader::new(stdout).lines();
+    let end = Instant::now() + limit;
+    loop {
+        let allowed = if at.step == Step::Init { INIT_DEADLINE } else { STEP_DEADLINE };
+        let deadline = end.min(Instant::now() + allowed);
+        let line = tokio::select! {
+            line = lines.next_line() => line,
+            () = sleep_until(deadline) => { at.late = true; return at; }
+        };
+        let Ok(Some(text)) = line else { return at };
+        match serde_json::from_str(&text) {
+            Ok(Line::Step(step, hca)) => (at.step, at.hca) = (step, hca),
+            Ok(Line::Limits(limits)) => row.limits = Some(limits),
+            Ok(Line::Gpu(answer)) => row.gpu = answer,
+            Ok(Line::Method(hca, method, result)) => {
+                row.hcas.entry(hca).or_default().methods.insert(method, result);
+            }
+            Ok(Line::Stopped(step, code, detail)) => row.stop(step, None, End::Refused(code), detail),
+            Ok(Line::Done) => at.done = true,
+            // A library that writes to stdout; it is no answer of ours.
+            Err(_) => row.stderr.push(text),
+        }
+    }
+}
+
+/// Ends a child: waits a moment for one that is done, then SIGTERM, then SIGKILL. `None`: it is
+/// still there.
+async fn finish(child: &mut Child) -> Option<ExitStatus> {
+    use rustix::process::{Pid, Signal, kill_process};
+    if let Ok(Ok(status)) = timeout(Duration::from_millis(500), child.wait()).await {
+        return Some(status);
+    }
+    let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+    for signal in [Signal::TERM, Signal::KILL] {
+        if let Some(pid) = pid {
+            let _ = kill_process(pid, signal); // gone already is as good
+        }
+        if let Ok(Ok(status)) = timeout(DEATH_DEADLINE, child.wait()).await {
+            return Some(status);
+        }
+    }
+    None
+}
+
+fn death(status: ExitStatus) -> Code {
+    status.signal().map_or_else(|| Code::exit(status.code().unwrap_or(-1)), Code::signal)
+}
+
+async fn collect(stderr: Option<impl AsyncRead + Unpin>) -> Vec<String> {
+    let mut text = Vec::new();
+    if let Some(stderr) = stderr {
+        let _ = stderr.take(STDERR_KEPT).read_to_end(&mut text).await;
+    }
+    String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
+}
+
+impl Row {
+    fn stop(&mut self, step: Step, hca: Option<String>, end: End, detail: impl Into<String>) {
+        self.stopped = Some(Stopped { step, hca, end, detail: detail.into() });
+    }
+
+    /// Gives every pair of the plan its result: what a row that ended too early left out has the
+    /// step at which it ended.
+    fn fill(&mut self, plan: &Plan) {
+        let outcome = self.stopped.as_ref().map_or(Outcome::Unknown, Stopped::outcome);
+        for target in &plan.hcas {
+            let answers = &mut self.hcas.entry(target.name.clone()).or_default().methods;
+            for method in &plan.methods {
+                answers.entry(*method).or_insert_with(|| MethodResult {
+                    outcome,
+                    step: self.stopped.as_ref().map(|s| s.step.to_string()),
+                    code: self.stopped.as_ref().and_then(|s| s.end.code()),
+                    duration_us: 0,
+                    mr: None,
+                });
+            }
+        }
+    }
+}
+
+impl Stopped {
+    /// What a row's early end says of its pairs: nothing, but for a GPU that is in use, and for one
+    /// whose memory is broken.
+    fn outcome(&self) -> Outcome {
+        match (&self.end, self.end.code().and_then(|c| c.as_cuda())) {
+            // DEVICE_UNAVAILABLE, OUT_OF_MEMORY: somebody else has it.
+            (End::Refused(_), Some(46 | 2)) => Outcome::Skipped,
+            // ECC_UNCORRECTABLE
+            (End::Refused(_), Some(214)) => Outcome::Failed,
+            _ => Outcome::Unknown,
+        }
+    }
+}
+
+/// A folder that goes when it is dropped.
+struct TempDir(PathBuf);
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0); // a leftover of an empty folder harms nobody
+    }
+}
+
+fn tempfile_dir(run_dir: &Path) -> std::io::Result<TempDir> {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("probe-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let make = |parent: &Path| {
+        std::fs::create_dir_all(parent)?;
+        let dir = parent.join(&name);
+        std::fs::create_dir(&dir)?;
+        Ok(TempDir(dir))
+    };
+    make(run_dir).or_else(|_: std::io::Error| make(&std::env::temp_dir()))
+}

@@ -1,0 +1,145 @@
+//! A code that a library call answered: an errno or a `CUresult`, or how a child died.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A name with its number, written `EFAULT (14)` or `CUDA_ERROR_NO_DEVICE (100)`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct Code {
+    name: String,
+    number: i64,
+}
+
+impl Code {
+    /// An errno of Linux; one that has no name here is `errno (524)`.
+    #[must_use]
+    pub fn errno(number: i32) -> Self {
+        let name = ERRNO_NAMES.iter().find(|(n, _)| *n == number).map_or("errno", |(_, name)| name);
+        Self { name: name.to_owned(), number: i64::from(number) }
+    }
+
+    /// A `CUresult` with the name that the driver gives it.
+    #[must_use]
+    pub fn cuda(number: u32, name: Option<String>) -> Self {
+        let name = name.unwrap_or_else(|| "CUDA_ERROR".to_owned());
+        Self { name, number: i64::from(number) }
+    }
+
+    /// The signal that ended a child.
+    #[must_use]
+    pub fn signal(number: i32) -> Self {
+        let name = match number {
+            6 => "SIGABRT",
+            7 => "SIGBUS",
+            9 => "SIGKILL",
+            11 => "SIGSEGV",
+            15 => "SIGTERM",
+            _ => "signal",
+        };
+        Self { name: name.to_owned(), number: i64::from(number) }
+    }
+
+    /// A child that ended by itself without finishing.
+    #[must_use]
+    pub fn exit(status: i32) -> Self {
+        Self { name: "exit status".to_owned(), number: i64::from(status) }
+    }
+
+    /// The errno, unless it is something else.
+    #[must_use]
+    pub fn as_errno(&self) -> Option<i64> {
+        (self.name.starts_with('E') || self.name == "errno").then_some(self.number)
+    }
+
+    /// The `CUresult`, unless it is something else.
+    #[must_use]
+    pub fn as_cuda(&self) -> Option<i64> {
+        self.name.starts_with("CUDA_").then_some(self.number)
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.number)
+    }
+}
+
+impl From<Code> for String {
+    fn from(code: Code) -> Self {
+        code.to_string()
+    }
+}
+
+impl TryFrom<String> for Code {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.strip_suffix(')')
+            .and_then(|t| t.rsplit_once(" ("))
+            .and_then(|(name, number)| Some(Self { name: name.to_owned(), number: number.parse().ok()? }))
+            .ok_or_else(|| format!("`{text}` is not a code like `EFAULT (14)`"))
+    }
+}
+
+/// errno(3) on Linux, those that these calls can answer (`include/uapi/asm-generic/errno*.h`).
+const ERRNO_NAMES: &[(i32, &str)] = &[
+    (1, "EPERM"),
+    (2, "ENOENT"),
+    (3, "ESRCH"),
+    (4, "EINTR"),
+    (5, "EIO"),
+    (6, "ENXIO"),
+    (9, "EBADF"),
+    (11, "EAGAIN"),
+    (12, "ENOMEM"),
+    (13, "EACCES"),
+    (14, "EFAULT"),
+    (16, "EBUSY"),
+    (17, "EEXIST"),
+    (19, "ENODEV"),
+    (20, "ENOTDIR"),
+    (22, "EINVAL"),
+    (24, "EMFILE"),
+    (28, "ENOSPC"),
+    (30, "EROFS"),
+    (34, "ERANGE"),
+    (38, "ENOSYS"),
+    (61, "ENODATA"),
+    (71, "EPROTO"),
+    (93, "EPROTONOSUPPORT"),
+    (95, "EOPNOTSUPP"),
+    (101, "ENETUNREACH"),
+    (105, "ENOBUFS"),
+    (110, "ETIMEDOUT"),
+    (111, "ECONNREFUSED"),
+    // A kernel-internal number that some drivers let through to user space.
+    (524, "ENOTSUPP"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survives_the_round_trip() {
+        for code in
+            [Code::errno(14), Code::errno(9999), Code::cuda(100, Some("CUDA_ERROR_NO_DEVICE".into())), Code::signal(11)]
+        {
+            assert_eq!(Code::try_from(code.to_string()), Ok(code));
+        }
+        assert_eq!(Code::errno(14).to_string(), "EFAULT (14)");
+        assert!(Code::try_from("EFAULT".to_owned()).is_err());
+    }
+
+    #[test]
+    fn knows_which_kind_it_is() {
+        assert_eq!(Code::errno(12).as_errno(), Some(12));
+        assert_eq!(Code::errno(12).as_cuda(), None);
+        assert_eq!(Code::cuda(100, None).as_cuda(), Some(100));
+        assert_eq!(Code::exit(1).as_errno(), None);
+    }
+}

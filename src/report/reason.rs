@@ -1,0 +1,123 @@
+//! The stable names of what can be said of a node. What each means, and what to do about it, is in
+//! [`crate::diagnosis::catalogue`].
+
+use std::{fmt, str::FromStr};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// A stable `CamelCase` name: of a finding, of a condition's reason, of an event.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+        pub enum Reason { $($(#[doc = $doc])+ $name,)+ }
+
+        impl Reason {
+            /// Every reason there is.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+
+            /// The name.
+            #[must_use]
+            pub fn as_str(self) -> &'static str { match self { $(Self::$name => stringify!($name),)+ } }
+        }
+    };
+}
+
+reasons! {
+    /// Every rail is verified, nothing is bad.
+    AllRailsVerified,
+    /// No NVIDIA GPU here.
+    NoGpu,
+    /// No check has finished in this boot with this driver.
+    CheckPending,
+    /// The driver is still loading, or being changed.
+    DriverNotReady,
+    /// No RDMA device, and no PCI function that could be one.
+    NoRdmaHardware,
+    /// RDMA-capable PCI functions, but no RDMA device.
+    NoRdmaDevices,
+    /// `ib_uverbs` is not loaded.
+    UverbsNotLoaded,
+    /// The device node of an HCA is not there.
+    UverbsNodeMissing,
+    /// The device node of an HCA can't be opened.
+    UverbsPermission,
+    /// libibverbs, or its provider for this HCA, is missing or too old.
+    ProviderMissing,
+    /// No kernel driver for the GPU, or no libcuda.
+    DriverAbsent,
+    /// libcuda and the kernel module are of different versions.
+    DriverLibraryMismatch,
+    /// The driver is there, but shows no GPU to this process.
+    GpuNotVisible,
+    /// The GPU has fallen off the bus.
+    GpuLost,
+    /// The GPU's memory reports uncorrectable errors.
+    GpuEccUncorrectable,
+    /// The GPU has neither GPUDirect attribute.
+    GpuGdrUnsupported,
+    /// The GPU is in MIG mode.
+    MigEnabled,
+    /// The GPU is bound to vfio-pci.
+    GpuPassedThrough,
+    /// The GPU is in use.
+    GpuBusy,
+    /// No good check since boot, because all GPUs are in use.
+    GpusBusySinceBoot,
+    /// The NVSwitch fabric manager is not up.
+    FabricManagerDown,
+    /// Some other failure inside CUDA.
+    CudaFailed,
+    /// `nvidia_peermem` is not loaded.
+    PeermemNotLoaded,
+    /// `nvidia_peermem` is loaded, and the registration is refused.
+    PeermemRefused,
+    /// The provider or the kernel has no dma-buf registration.
+    DmabufVerbUnsupported,
+    /// The GPU driver's closed kernel module exports no dma-buf.
+    DmabufClosedModule,
+    /// The dma-buf is exported, and the registration is refused.
+    DmabufRefused,
+    /// The locked-memory limit forbids the registration.
+    MemlockLimit,
+    /// A registration that must be refused was accepted.
+    ControlAccepted,
+    /// The memory that was registered is not GPU memory.
+    NotDeviceMemory,
+    /// An MR's keys, address or length are not what they must be.
+    MrMismatch,
+    /// A step took longer than its deadline.
+    ProbeTimeout,
+    /// The probe's process died.
+    ProbeCrashed,
+    /// A port that was ACTIVE is not.
+    PortDown,
+    /// No port was ever ACTIVE.
+    PortNeverActive,
+    /// A GPU has no HCA that serves it.
+    RailMissing,
+    /// Every HCA is in a pod or bound to vfio-pci.
+    HcasInPods,
+    /// GPUDirect RDMA was never set up here.
+    NotConfigured,
+    /// Checks are paused by an annotation.
+    Paused,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Reason {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|r| r.as_str().eq_ignore_ascii_case(text))
+            .ok_or_else(|| format!("no reason is called `{text}`"))
+    }
+}

@@ -1,0 +1,96 @@
+//! Machines that are made up: for demonstrations, for testing scheduling without hardware, and for
+//! scale tests. Everything that comes of one says so.
+
+mod profile;
+mod profiles;
+
+use std::{
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
+
+pub use profile::{Fault, Profile, ProfileError};
+pub use profiles::NAMES;
+
+use crate::{
+    hardware::Inventory,
+    probe::{Answer, Machine, Row, Task},
+};
+
+/// A made-up machine. A profile that is a file is read again at each look.
+#[derive(Debug)]
+pub struct SimulatedMachine {
+    file: Option<PathBuf>,
+    last: Mutex<Profile>,
+    /// The faults at the last look.
+    seen: Mutex<Vec<Fault>>,
+    boot_id: String,
+}
+
+impl SimulatedMachine {
+    /// `profile` is a built-in name or a file. `boot_id` is the node's own.
+    pub fn new(profile: &str, boot_id: String) -> Result<Self, ProfileError> {
+        let file = (!NAMES.contains(&profile)).then(|| PathBuf::from(profile));
+        let last = file.as_deref().map_or_else(|| Ok(Profile::built_in(profile)), Profile::read)?;
+        last.machine()?;
+        let seen = Mutex::new(last.faults.clone());
+        Ok(Self { file, last: Mutex::new(last), seen, boot_id })
+    }
+
+    /// The profile as it is now; one that can't be read any more leaves the last one in force.
+    fn profile(&self) -> Profile {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = &self.file {
+            match Profile::read(file).and_then(|p| p.machine().map(|_| p)) {
+                Ok(profile) => *last = profile,
+                Err(error) => tracing::warn!(%error, "keeping the last profile that could be read"),
+            }
+        }
+        last.clone()
+    }
+
+    /// Whether the faults are others than at the last call: a fault in a registration shows only to
+    /// a check, and a real machine's would come with a change that the agent sees.
+    fn results_changed(&self) -> bool {
+        let faults = self.profile().faults;
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = *seen != faults;
+        *seen = faults;
+        changed
+    }
+
+    /// The made-up machine without any fault.
+    fn pristine(&self) -> Inventory {
+        profiles::machine(&self.profile().base).unwrap_or_else(|| profiles::empty())
+    }
+}
+
+impl Machine for SimulatedMachine {
+    fn inventory(&self) -> Inventory {
+        let mut inventory = self.profile().machine().unwrap_or_else(|_| profiles::empty());
+        inventory.boot_id.clone_from(&self.boot_id);
+        inventory
+    }
+
+    fn changed_since(&self, last: &Inventory) -> bool {
+        self.inventory() != *last || self.results_changed()
+    }
+
+    fn probe(&self, task: Task) -> Answer<'_> {
+        let row: Row = self.profile().row(&task);
+        Box::pin(std::future::ready(row))
+    }
+
+    fn simulated(&self) -> bool {
+        true
+    }
+
+    /// A made-up machine worked before its faults began.
+    fn known_active(&self) -> Vec<String> {
+        self.pristine().hcas.iter().filter(|h| h.usable()).map(crate::hardware::HcaFacts::key).collect()
+    }
+
+    fn stuck(&self) -> usize {
+        0
+    }
+}

@@ -1,0 +1,206 @@
+//! What is remembered on the host: the last report, and what the verdict needs of the past.
+//!
+//! One JSON file, replaced atomically. A damaged, foreign or newer one is set aside with a warning;
+//! a disk that is full or read-only is a warning too. Nothing here stops a check.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::report::{Report, State, Verdict};
+
+/// Version of the file's form.
+const SCHEMA: u32 = 1;
+
+/// Everything that is remembered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Memory {
+    /// Version of the file's form.
+    schema: u32,
+    /// The boot of which the rest speaks.
+    pub boot_id: String,
+    /// Keys of HCAs that had an ACTIVE port since the store began; outlives boots.
+    pub seen_active: BTreeSet<String>,
+    /// Last good or bad outcome of each pair, by `GPU/HCA` (PCI addresses).
+    pub pairs: BTreeMap<String, Remembered>,
+    /// The published verdict and what argues against it.
+    pub damping: Damping,
+    /// Health of each device that the kubelet was told of.
+    pub devices: BTreeMap<String, DeviceMemory>,
+    /// The last report.
+    pub report: Option<Report>,
+}
+
+/// Last good or bad outcome of a pair.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Remembered {
+    /// Good or bad.
+    pub good: bool,
+    /// When it was seen.
+    pub at: Timestamp,
+    /// Under which circumstances (boot, drivers, module, firmware).
+    pub circumstances: String,
+    /// How many checks in a row ended `unknown` since.
+    pub unknown_since: u32,
+}
+
+/// The published verdict and what argues against it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Damping {
+    /// The verdict that is published.
+    pub published: Option<Verdict>,
+    /// A state that was seen and is not published yet.
+    pub candidate: Option<Candidate>,
+    /// When the state last fell, until it has risen again.
+    pub fell_at: Option<Timestamp>,
+    /// Times of the falls of the last hour.
+    pub falls: Vec<Timestamp>,
+}
+
+/// A state that was seen and is not published yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Candidate {
+    /// The state.
+    pub state: State,
+    /// Finished checks in a row that saw it, or something further on the same side.
+    pub checks: u32,
+    /// When it was first seen.
+    pub since: Timestamp,
+}
+
+/// Health of one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeviceMemory {
+    /// Whether its pairs are good, damped.
+    pub good: bool,
+    /// Checks in a row that saw the opposite.
+    pub against: u32,
+    /// Whether its port is usable, after two looks.
+    pub port: bool,
+    /// Looks in a row that saw the opposite.
+    pub port_against: u32,
+    /// When its port went down lately.
+    pub port_drops: Vec<Timestamp>,
+}
+
+/// A place to keep it.
+#[derive(Debug, Clone)]
+pub struct Store {
+    file: PathBuf,
+}
+
+impl Store {
+    /// A store in a folder; a simulation keeps one of its own.
+    #[must_use]
+    pub fn new(dir: &Path, simulated: bool) -> Self {
+        Self { file: dir.join(if simulated { "simulated.json" } else { "state.json" }) }
+    }
+
+    /// Reads it. What does not belong to this boot is dropped, but for what outlives one.
+    #[must_use]
+    pub fn load(&self, boot_id: &str) -> Memory {
+        let memory = match fs::read(&self.file) {
+            Ok(bytes) => match serde_json::from_slice::<Memory>(&bytes) {
+                Ok(memory) if memory.schema == SCHEMA => memory,
+                Ok(memory) => self.set_aside(&format!("its schema is {}, this agent's is {SCHEMA}", memory.schema)),
+                Err(error) => self.set_aside(&error.to_string()),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Memory::default(),
+            Err(error) => {
+                tracing::warn!(%error, file = %self.file.display(), "can't read the store; starting without memory");
+                Memory::default()
+            }
+        };
+        if memory.boot_id == boot_id {
+            return memory;
+        }
+        Memory { boot_id: boot_id.to_owned(), seen_active: memory.seen_active, ..Memory::default() }
+    }
+
+    fn set_aside(&self, why: &str) -> Memory {
+        let aside = self.file.with_extension("bad");
+        tracing::warn!(why, file = %self.file.display(), aside = %aside.display(), "setting the store aside");
+        if let Err(error) = fs::rename(&self.file, &aside) {
+            tracing::warn!(%error, "can't set the store aside");
+        }
+        Memory::default()
+    }
+
+    /// Writes it, atomically.
+    pub fn save(&self, memory: &Memory) -> io::Result<()> {
+        let memory = Memory { schema: SCHEMA, ..memory.clone() };
+        write_atomically(&self.file, &serde_json::to_vec(&memory)?)
+    }
+}
+
+/// Replaces a file so that a reader sees the old or the new one, never a part.
+pub fn write_atomically(file: &Path, content: &[u8]) -> io::Result<()> {
+    let dir = file.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = dir.join(format!(".{name}.{}", std::process::id()));
+    let written = fs::File::create(&temporary).and_then(|mut f| {
+        f.write_all(content)?;
+        f.sync_data()?;
+        fs::rename(&temporary, file)
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary); // the first error is the one to tell
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen() -> Memory {
+        Memory {
+            boot_id: "a".into(),
+            seen_active: ["0000:18:00.0".to_owned()].into(),
+            damping: Damping { fell_at: Some(Timestamp::UNIX_EPOCH), ..Damping::default() },
+            ..Memory::default()
+        }
+    }
+
+    #[test]
+    fn remembers_within_a_boot_and_forgets_after_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), false);
+        store.save(&seen()).unwrap();
+        assert_eq!(store.load("a").damping, seen().damping);
+        let next = store.load("b");
+        assert_eq!((next.boot_id.as_str(), &next.damping), ("b", &Damping::default()));
+        assert_eq!(next.seen_active, seen().seen_active);
+        assert_eq!(Store::new(dir.path(), true).load("a").seen_active.len(), 0, "a simulation has a store of its own");
+    }
+
+    #[test]
+    fn sets_aside_what_it_does_not_know() {
+        for content in ["{", "[]", r#"{"schema": 99}"#, ""] {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Store::new(dir.path(), false);
+            fs::write(dir.path().join("state.json"), content).unwrap();
+            assert_eq!(store.load("a"), Memory { boot_id: "a".into(), ..Memory::default() });
+            assert_eq!(fs::read_to_string(dir.path().join("state.bad")).unwrap(), content);
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_an_error_that_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "").unwrap();
+        assert!(Store::new(&dir.path().join("file"), false).save(&seen()).is_err());
+    }
+}

@@ -1,0 +1,185 @@
+//! Metrics with the prefix `gdr_agent_`; none for each pair.
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
+    registry::Registry,
+};
+
+use crate::{
+    agent::{Published, check::Checked},
+    report::{GpuRole, Outcome, State},
+};
+
+/// Label sets, each a list of names.
+macro_rules! labels {
+    ($($name:ident { $($field:ident),+ })+) => { $(
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+        struct $name { $($field: String),+ }
+    )+ };
+}
+labels! {
+    ByState { state }
+    ByReason { reason, who }
+    ByHca { hca }
+    ByResult { result }
+    ByTransition { from, to }
+    ByResource { resource }
+    ByDevice { resource, health }
+    ByAllocation { resource, result }
+}
+
+/// Everything that `/metrics` shows.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    state: Family<ByState, Gauge>,
+    reason: Family<ByReason, Gauge>,
+    gpus: Gauge,
+    rails: Gauge,
+    rails_good: Gauge,
+    gpus_served: Gauge,
+    port_usable: Family<ByHca, Gauge>,
+    checks: Family<ByResult, Counter>,
+    duration: Histogram,
+    last_check: Gauge,
+    last_verified: Gauge,
+    transitions: Family<ByTransition, Counter>,
+    stuck: Gauge,
+    publish: Family<ByResult, Counter>,
+    stream: Family<ByResource, Gauge>,
+    devices: Family<ByDevice, Gauge>,
+    allocations: Family<ByAllocation, Counter>,
+}
+
+const STATES: [State; 5] = [State::Ready, State::Degraded, State::NotReady, State::Unknown, State::NotApplicable];
+
+impl Metrics {
+    /// All of them, registered.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("gdr_agent"),
+            state: Family::default(),
+            reason: Family::default(),
+            gpus: Gauge::default(),
+            rails: Gauge::default(),
+            rails_good: Gauge::default(),
+            gpus_served: Gauge::default(),
+            port_usable: Family::default(),
+            checks: Family::default(),
+            duration: Histogram::new([0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]),
+            last_check: Gauge::default(),
+            last_verified: Gauge::default(),
+            transitions: Family::default(),
+            stuck: Gauge::default(),
+            publish: Family::default(),
+            stream: Family::default(),
+            devices: Family::default(),
+            allocations: Family::default(),
+        };
+        let m = &mut metrics;
+        let r = &mut m.registry;
+        r.register("build", "Version of the agent", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        r.register("state", "The node's state: 1 for the one that holds", m.state.clone());
+        r.register("reason", "1 for each finding", m.reason.clone());
+        r.register("gpus", "GPUs, eligible or lost", m.gpus.clone());
+        r.register("rails", "HCAs that are nearest to a GPU", m.rails.clone());
+        r.register("rails_good", "Rails that are good with a GPU", m.rails_good.clone());
+        r.register("gpus_served", "GPUs with a rail that works", m.gpus_served.clone());
+        r.register("hca_port_usable", "1 when a port of the HCA is usable", m.port_usable.clone());
+        r.register("checks", "Finished checks", m.checks.clone());
+        r.register("check_duration_seconds", "Time of a whole check", m.duration.clone());
+        r.register("last_check_timestamp_seconds", "When the last check finished", m.last_check.clone());
+        r.register("last_verified_timestamp_seconds", "When a pair was last verified", m.last_verified.clone());
+        r.register("transitions", "Changes of the node's state", m.transitions.clone());
+        r.register("probe_stuck", "Children that the kernel does not let go", m.stuck.clone());
+        r.register("publish", "Writes to the API server", m.publish.clone());
+        r.register("kubelet_stream_open", "1 while the kubelet listens", m.stream.clone());
+        r.register("devices", "Devices by health", m.devices.clone());
+        r.register("allocations", "Allocations", m.allocations.clone());
+        metrics
+    }
+
+    /// OpenMetrics text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string does not fail.
+        let _ = encode(&mut out, &self.registry);
+        out
+    }
+
+    pub(crate) fn check(&self, checked: &Checked) {
+        let verified = checked
+            .rows
+            .values()
+            .flat_map(|r| r.hcas.values())
+            .flat_map(|h| h.methods.values())
+            .any(|m| m.outcome == Outcome::Verified);
+        let stopped = checked.rows.values().any(|r| r.stopped.is_some());
+        self.checks.get_or_create(&ByResult { result: if stopped { "incomplete" } else { "complete" }.into() }).inc();
+        self.duration.observe(checked.took.as_secs_f64());
+        let now = jiff::Timestamp::now().as_second();
+        self.last_check.set(now);
+        if verified {
+            self.last_verified.set(now);
+        }
+    }
+
+    pub(crate) fn transition(&self, from: State, to: State) {
+        self.transitions.get_or_create(&ByTransition { from: from.to_string(), to: to.to_string() }).inc();
+    }
+
+    pub(crate) fn report(&self, published: &Published, stuck: usize) {
+        let report = &published.report;
+        for state in STATES {
+            self.state
+                .get_or_create(&ByState { state: state.to_string() })
+                .set(i64::from(report.verdict.state == state));
+        }
+        self.reason.clear();
+        for finding in &report.findings {
+            self.reason
+                .get_or_create(&ByReason { reason: finding.reason.to_string(), who: finding.who.to_string() })
+                .set(1);
+        }
+        self.gpus.set(count(report.gpus.iter().filter(|g| matches!(g.role, GpuRole::Eligible | GpuRole::Lost))));
+        self.gpus_served.set(count(report.gpus.iter().filter(|g| g.served == Some(true))));
+        let rails = || report.hcas.iter().filter(|h| h.rail);
+        self.rails.set(count(rails()));
+        self.rails_good
+            .set(count(rails().filter(|h| report.pairs.iter().any(|p| p.hca == h.name && p.good == Some(true)))));
+        self.port_usable.clear();
+        self.devices.clear();
+        for device in &published.devices {
+            self.port_usable.get_or_create(&ByHca { hca: device.hca.name.clone() }).set(i64::from(device.hca.usable()));
+            let health = if device.healthy { "healthy" } else { "unhealthy" };
+            self.devices.get_or_create(&ByDevice { resource: "all".into(), health: health.into() }).inc();
+        }
+        self.stuck.set(i64::try_from(stuck).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn published(&self, ok: bool) {
+        self.publish.get_or_create(&ByResult { result: if ok { "ok" } else { "error" }.into() }).inc();
+    }
+
+    pub(crate) fn stream(&self, resource: &str, open: bool) {
+        self.stream.get_or_create(&ByResource { resource: resource.into() }).set(i64::from(open));
+    }
+
+    pub(crate) fn allocation(&self, resource: &str, ok: bool) {
+        let result = if ok { "ok" } else { "refused" };
+        self.allocations.get_or_create(&ByAllocation { resource: resource.into(), result: result.into() }).inc();
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn count<T>(items: impl Iterator<Item = T>) -> i64 {
+    i64::try_from(items.count()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,5 @@
+//! Logs, metrics, health.
+
+pub mod http;
+pub mod log;
+pub mod metrics;

@@ -1,0 +1,120 @@
+//! How slowly the published state follows what is seen: falls by counts, rises by counts and time,
+//! `unknown` at once.
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::{
+    config::Policy,
+    diagnosis::entry,
+    report::{Finding, Reason, State, Verdict},
+    store::{Candidate, Damping},
+};
+
+/// What was just seen.
+pub struct Seen<'a> {
+    /// The state as it is right now.
+    pub verdict: &'a Verdict,
+    /// The findings behind it.
+    pub findings: &'a [Finding],
+    /// Whether a check finished, or it was only a look at ports and modules.
+    pub full_check: bool,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// Takes in what was seen and answers what to publish.
+pub fn step(memory: &mut Damping, policy: &Policy, seen: &Seen<'_>) -> Verdict {
+    let Some(published) = memory.published.clone() else {
+        // Nothing is published yet: what is not known may be said at once, anything else must be
+        // confirmed like any other change.
+        let first = Verdict { state: State::Unknown, reason: Reason::CheckPending, ..seen.verdict.clone() };
+        memory.published = Some(first);
+        return step(memory, policy, seen);
+    };
+    let (from, to) = (published.state, seen.verdict.state);
+    let may = from == to || immediate(from, to) || confirmed(memory, policy, seen, from);
+    let next = if may {
+        if from != to {
+            note_change(memory, from, seen);
+        }
+        memory.candidate = None;
+        let since = if from == to { published.since } else { seen.now };
+        Verdict { since, damped: false, ..seen.verdict.clone() }
+    } else {
+        Verdict { damped: true, ..published }
+    };
+    memory.published = Some(next.clone());
+    next
+}
+
+/// To and from `not-applicable`, and to `unknown`, there is nothing to wait for.
+fn immediate(from: State, to: State) -> bool {
+    to == State::Unknown || to == State::NotApplicable || from == State::NotApplicable
+}
+
+fn rank(state: State) -> u8 {
+    match state {
+        State::Ready => 3,
+        State::Degraded => 2,
+        State::NotReady => 1,
+        State::Unknown | State::NotApplicable => 0,
+    }
+}
+
+/// A fall leads down, and from `unknown` to anything but `ready`.
+fn is_fall(from: State, to: State) -> bool {
+    if from == State::Unknown { to != State::Ready } else { rank(to) < rank(from) }
+}
+
+fn confirmed(memory: &mut Damping, policy: &Policy, seen: &Seen<'_>, from: State) -> bool {
+    let to = seen.verdict.state;
+    let fall = is_fall(from, to);
+    let same_side = memory.candidate.as_ref().is_some_and(|c| is_fall(from, c.state) == fall);
+    let mut candidate = match memory.candidate.take().filter(|_| same_side) {
+        Some(candidate) => Candidate { state: to, ..candidate },
+        None => Candidate { state: to, checks: 0, since: seen.now },
+    };
+    candidate.checks += u32::from(seen.full_check);
+    let confirmed =
+        if fall { fall_confirmed(&candidate, policy, seen) } else { rise_confirmed(&candidate, memory, policy, seen) };
+    memory.candidate = Some(candidate);
+    confirmed
+}
+
+/// Two failed checks; one for what cannot pass by itself; time alone for a port.
+fn fall_confirmed(candidate: &Candidate, policy: &Policy, seen: &Seen<'_>) -> bool {
+    let only_ports = seen.verdict.reason == Reason::PortDown;
+    if only_ports {
+        return elapsed(candidate.since, seen.now) >= signed(policy.port_grace.0);
+    }
+    let lasting = seen.findings.first().is_some_and(|f| f.reason == seen.verdict.reason && !entry(f.reason).transient);
+    candidate.checks >= if lasting { 1 } else { policy.damping.fall }
+}
+
+/// One good check from `unknown`; after a fall several, and the hold.
+fn rise_confirmed(candidate: &Candidate, memory: &Damping, policy: &Policy, seen: &Seen<'_>) -> bool {
+    let Some(fell_at) = memory.fell_at else { return candidate.checks >= 1 };
+    let often = memory.falls.iter().filter(|at| elapsed(**at, seen.now) < SignedDuration::from_hours(1)).count() >= 3;
+    let hold = signed(policy.damping.hold.0) * if often { 2 } else { 1 };
+    candidate.checks >= policy.damping.rise && elapsed(fell_at, seen.now) >= hold
+}
+
+fn note_change(memory: &mut Damping, from: State, seen: &Seen<'_>) {
+    let to = seen.verdict.state;
+    if to == State::Ready {
+        memory.fell_at = None;
+    } else if !immediate(from, to) && is_fall(from, to) {
+        memory.fell_at = Some(seen.now);
+        memory.falls.retain(|at| elapsed(*at, seen.now) < SignedDuration::from_hours(1));
+        memory.falls.push(seen.now);
+    }
+}
+
+/// Time since; a clock that went back counts as none.
+fn elapsed(since: Timestamp, now: Timestamp) -> SignedDuration {
+    now.duration_since(since).max(SignedDuration::ZERO)
+}
+
+fn signed(duration: std::time::Duration) -> SignedDuration {
+    SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
+}

@@ -1,0 +1,157 @@
+//! The pairs: their results, whether they count, whether they are good, and what an open one
+//! carries of its past.
+
+use jiff::Timestamp;
+
+use super::{Input, nearest::Nearest, roles::Roles};
+use crate::{
+    config::Pairs,
+    hardware::{GpuFacts, HcaFacts, Inventory},
+    report::{GpuRole, HcaRole, Method, MethodResult, Outcome, Pair},
+    store::{Memory, Remembered},
+};
+
+pub(super) fn build(input: &Input<'_>, roles: &Roles, nearest: &Nearest) -> Vec<Pair> {
+    let inventory = input.inventory;
+    let mut pairs = Vec::with_capacity(inventory.gpus.len() * inventory.hcas.len());
+    for (g, gpu) in inventory.gpus.iter().enumerate() {
+        for (h, hca) in inventory.hcas.iter().enumerate() {
+            let result = |method| result_of(input, gpu, hca, method, roles.hcas[h], roles.gpus[g]);
+            let (dma_buf, peermem) = (result(Method::DmaBuf), result(Method::Peermem));
+            let now = outcome_of(&input.config.check.methods, &dma_buf, &peermem);
+            let carried = if now.is_none() { carried(input, gpu, hca, [&dma_buf, &peermem]) } else { None };
+            let counts = match input.config.policy.pairs {
+                Pairs::Nearest => nearest.rail[h] && nearest.of_gpu[g].contains(&h),
+                Pairs::All => roles.hcas[h] == HcaRole::Eligible && !roles.shut[h],
+            };
+            pairs.push(Pair {
+                gpu: gpu.pci,
+                hca: hca.name.clone(),
+                distance: nearest.distance[g][h],
+                counted: counts && roles.gpus[g] == GpuRole::Eligible,
+                good: now.or(carried.as_ref().map(|r| r.good)),
+                checked_at: carried.map(|r| r.at),
+                dma_buf,
+                peermem,
+            });
+        }
+    }
+    pairs
+}
+
+fn result_of(
+    input: &Input<'_>,
+    gpu: &GpuFacts,
+    hca: &HcaFacts,
+    method: Method,
+    role: HcaRole,
+    gpu_role: GpuRole,
+) -> MethodResult {
+    let answer = input.rows.get(&gpu.pci).and_then(|row| row.hcas.get(&hca.name)).and_then(|a| a.methods.get(&method));
+    match answer {
+        Some(result) => result.clone(),
+        None if gpu_role == GpuRole::Lost => MethodResult::bare(Outcome::Failed, Some("config space")),
+        None if gpu_role != GpuRole::Eligible || matches!(role, HcaRole::Excluded | HcaRole::Away) => {
+            MethodResult::bare(Outcome::Skipped, None)
+        }
+        None if !input.config.check.methods.contains(&method) => MethodResult::bare(Outcome::Skipped, None),
+        None => MethodResult::bare(Outcome::Unknown, Some("not checked yet")),
+    }
+}
+
+/// Good when a method that counts is verified; bad when each is failed or unsupported and one is
+/// failed; else open.
+fn outcome_of(methods: &[Method], dma_buf: &MethodResult, peermem: &MethodResult) -> Option<bool> {
+    let outcomes: Vec<Outcome> = methods
+        .iter()
+        .map(|m| match m {
+            Method::DmaBuf => dma_buf.outcome,
+            Method::Peermem => peermem.outcome,
+        })
+        .collect();
+    if outcomes.contains(&Outcome::Verified) {
+        Some(true)
+    } else if outcomes.contains(&Outcome::Failed)
+        && outcomes.iter().all(|o| matches!(o, Outcome::Failed | Outcome::Unsupported))
+    {
+        Some(false)
+    } else {
+        None
+    }
+}
+
+/// What an open pair carries: its last good or bad outcome of the same circumstances; when it is
+/// open by `unknown`, for `damping.fall` checks only.
+fn carried(input: &Input<'_>, gpu: &GpuFacts, hca: &HcaFacts, results: [&MethodResult; 2]) -> Option<Remembered> {
+    let remembered = input.memory.pairs.get(&key(gpu, hca))?;
+    let same = remembered.circumstances == circumstances(input.inventory, hca);
+    let unknown = results.iter().any(|r| r.outcome == Outcome::Unknown);
+    (same && (!unknown || remembered.unknown_since < input.config.policy.damping.fall)).then(|| remembered.clone())
+}
+
+fn key(gpu: &GpuFacts, hca: &HcaFacts) -> String {
+    format!("{}/{}", gpu.pci, hca.key())
+}
+
+/// What an outcome is bound to: boot, drivers, the method's module, the HCA's firmware. Never
+/// another device's coming or going.
+fn circumstances(inventory: &Inventory, hca: &HcaFacts) -> String {
+    let nvidia = inventory
+        .nvidia
+        .as_ref()
+        .map_or_else(String::new, |n| format!("{}{}", n.version, if n.open { " open" } else { "" }));
+    let text = |t: &Option<String>| t.clone().unwrap_or_default();
+    format!("{}|{nvidia}|{}|{}|{}", inventory.boot_id, inventory.peermem, text(&hca.driver), text(&hca.firmware))
+}
+
+/// Takes the outcomes of a finished check into memory, before the next one is assessed.
+pub fn remember(memory: &mut Memory, inventory: &Inventory, pairs: &[Pair], now: Timestamp) {
+    for (pair, (gpu, hca)) in
+        pairs.iter().zip(inventory.gpus.iter().flat_map(|g| inventory.hcas.iter().map(move |h| (g, h))))
+    {
+        let unknown = [&pair.dma_buf, &pair.peermem].iter().any(|r| r.outcome == Outcome::Unknown);
+        match (pair.good, pair.checked_at) {
+            (Some(good), None) => {
+                let fresh =
+                    Remembered { good, at: now, circumstances: circumstances(inventory, hca), unknown_since: 0 };
+                memory.pairs.insert(key(gpu, hca), fresh);
+            }
+            _ => {
+                if let Some(old) = memory.pairs.get_mut(&key(gpu, hca)).filter(|_| unknown) {
+                    old.unknown_since += 1;
+                }
+            }
+        }
+    }
+    memory.seen_active.extend(inventory.hcas.iter().filter(|h| h.usable()).map(HcaFacts::key));
+}
+
+/// Whether a GPU is served: by a nearest HCA that is good with it and has a usable port. Unserved
+/// when it is lost or each nearest HCA is bad or has no usable port; else open.
+pub(super) fn served(input: &Input<'_>, roles: &Roles, nearest: &Nearest, pairs: &[Pair], g: usize) -> Option<bool> {
+    let inventory = input.inventory;
+    match roles.gpus[g] {
+        GpuRole::Lost => return Some(false),
+        GpuRole::Eligible => {}
+        _ => return None,
+    }
+    let near = &nearest.of_gpu[g];
+    if near.is_empty() {
+        // Where the sandbox keeps HCAs shut, or nothing is known of any, that is no verdict.
+        return (!roles.shut.contains(&true)).then_some(false);
+    }
+    let each: Vec<Option<bool>> = near
+        .iter()
+        .map(|h| {
+            let usable = inventory.hcas[*h].usable() || roles.hcas[*h] == HcaRole::Away;
+            if usable { pairs[g * inventory.hcas.len() + h].good } else { Some(false) }
+        })
+        .collect();
+    if each.contains(&Some(true)) {
+        Some(true)
+    } else if each.contains(&None) {
+        None
+    } else {
+        Some(false)
+    }
+}

@@ -1,0 +1,111 @@
+//! The node's state: a total function of what was seen.
+
+use jiff::Timestamp;
+
+use crate::{
+    diagnosis::Facts,
+    report::{Finding, GpuRole, HcaRole, Reason, State, Verdict},
+};
+
+/// What a state is judged by.
+pub struct View<'a> {
+    /// The assessed facts.
+    pub facts: &'a Facts<'a>,
+    /// The findings, worst first.
+    pub findings: &'a [Finding],
+    /// Whether a check has finished in this boot.
+    pub checked: bool,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// The first row of DESIGN's table that holds.
+#[must_use]
+pub fn judge(view: &View<'_>) -> Verdict {
+    let (state, reason) = state_and_reason(view);
+    let message = message(view, state, reason);
+    Verdict { state, reason, message, since: view.now, damped: false }
+}
+
+fn state_and_reason(view: &View<'_>) -> (State, Reason) {
+    let facts = view.facts;
+    let served: Vec<Option<bool>> =
+        facts.gpus.iter().filter(|g| matches!(g.role, GpuRole::Eligible | GpuRole::Lost)).map(|g| g.served).collect();
+    let worst = || view.findings.first().map_or(Reason::RailMissing, |f| f.reason);
+    let rail_without_port =
+        facts.inventory.hcas.iter().zip(facts.hcas).any(|(f, h)| h.rail && h.role != HcaRole::Away && !f.usable());
+    let rail_unproven = facts
+        .hcas
+        .iter()
+        .filter(|h| h.rail)
+        .any(|h| !facts.pairs.iter().any(|p| p.hca == h.name && p.good == Some(true)));
+    let counted_bad = facts.pairs.iter().any(|p| p.counted && p.good == Some(false));
+    let skipped = |g: &crate::report::Gpu| {
+        g.skipped.is_some() || facts.pairs.iter().filter(|p| p.gpu == g.pci && p.counted).all(only_skipped)
+    };
+    let open_gpus: Vec<_> = facts.gpus.iter().filter(|g| g.role == GpuRole::Eligible && g.served.is_none()).collect();
+
+    if facts.gpus.is_empty() {
+        (State::NotApplicable, Reason::NoGpu)
+    } else if served.is_empty() {
+        (State::NotApplicable, role_reason(facts))
+    } else if !facts.inventory.has_rdma_hardware() {
+        (State::NotApplicable, Reason::NoRdmaHardware)
+    } else if !view.checked {
+        (State::Unknown, Reason::CheckPending)
+    } else if served.iter().all(|s| *s == Some(false)) {
+        (State::NotReady, worst())
+    } else if counted_bad || rail_without_port || served.contains(&Some(false)) {
+        (State::Degraded, worst())
+    } else if open_gpus.iter().any(|g| !skipped(g)) {
+        (State::Unknown, worst())
+    } else if rail_unproven {
+        let all_busy = open_gpus.len() == served.len();
+        (State::Unknown, if all_busy { Reason::GpusBusySinceBoot } else { worst() })
+    } else {
+        (State::Ready, Reason::AllRailsVerified)
+    }
+}
+
+fn only_skipped(pair: &crate::report::Pair) -> bool {
+    use crate::report::Outcome::{Skipped, Unknown};
+    pair.dma_buf.outcome != Unknown
+        && pair.peermem.outcome != Unknown
+        && [pair.dma_buf.outcome, pair.peermem.outcome].contains(&Skipped)
+}
+
+fn role_reason(facts: &Facts<'_>) -> Reason {
+    match facts.gpus.first().map(|g| g.role) {
+        Some(GpuRole::Mig) => Reason::MigEnabled,
+        Some(GpuRole::PassedThrough) => Reason::GpuPassedThrough,
+        _ => Reason::GpuGdrUnsupported,
+    }
+}
+
+/// Counts, the worst finding with its devices, who must act, and its remedy.
+fn message(view: &View<'_>, state: State, reason: Reason) -> String {
+    let facts = view.facts;
+    let rails = facts.hcas.iter().filter(|h| h.rail).count();
+    let good =
+        facts.inventory.hcas.iter().zip(facts.hcas).filter(|(f, h)| {
+            h.rail && f.usable() && facts.pairs.iter().any(|p| p.hca == h.name && p.good == Some(true))
+        });
+    let gpus = facts.gpus.iter().filter(|g| matches!(g.role, GpuRole::Eligible | GpuRole::Lost));
+    let served = gpus.clone().filter(|g| g.served == Some(true)).count();
+    let open = gpus.clone().filter(|g| g.served.is_none()).count();
+    let counts = format!("{} of {rails} rails, {served} of {} GPUs served", good.count(), gpus.count());
+    match state {
+        State::Ready if open > 0 => format!("{counts}; {open} in use and not checked"),
+        State::Ready => counts,
+        State::NotApplicable => crate::diagnosis::entry(reason).summary.to_owned(),
+        _ => match view.findings.first().filter(|f| f.reason == reason) {
+            Some(finding) => {
+                format!(
+                    "{counts}; {}: {} (to act: {}). {}",
+                    finding.reason, finding.message, finding.who, finding.remedy
+                )
+            }
+            None => format!("{counts}; {reason}: {}", crate::diagnosis::entry(reason).summary),
+        },
+    }
+}
