@@ -1,0 +1,224 @@
+//! The agent in a real cluster: API server, scheduler, kubelets, containerd and Helm, on simulated hardware.
+//!
+//! One scenario in order, because each step is what a cluster goes through after the one before it. It needs root
+//! and a few minutes: `make cluster-test`.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod cluster;
+mod node;
+mod policy;
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use cluster::{Cluster, HERE, eventually, same};
+use node::Node;
+
+const RESOURCE: &str = "gpudirect-rdma/hca";
+
+#[test]
+#[expect(clippy::too_many_lines, reason = "a story in order")]
+#[ignore = "needs root and a cluster: make cluster-test"]
+fn from_install_to_uninstall() {
+    let image = std::env::var_os("GDR_AGENT_IMAGE")
+        .map_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/target/image/gdr-agent.tar").into(), PathBuf::from);
+    let cluster = Cluster::start(&image);
+    let node = Node { cluster: &cluster, name: "n1" };
+    // Somebody else's, which must come to no harm.
+    cluster.kubectl(&["label", "nodes", "--all", "example.com/team=other"]);
+    cluster.kubectl(&["annotate", "nodes", "--all", "example.com/note=keep"]);
+
+    step("helm install: label, condition, resource");
+    helm(&cluster, "install", &["--create-namespace"]);
+    node.becomes("ready", 8);
+    let condition = node.condition().expect("there is a condition");
+    same(&condition["status"], &json!("True")).unwrap();
+    same(&condition["reason"], &json!("AllRailsVerified")).unwrap();
+    let described = cluster.kubectl(&["describe", "node", "n1"]);
+    let line =
+        described.lines().find(|line| line.contains("GPUDirectRDMAReady")).expect("describe shows the condition");
+    assert!(line.contains("AllRailsVerified"), "no reason in: {line}");
+    let message = condition["message"].as_str().expect("a message");
+    assert!(!message.is_empty() && line.contains(message), "no message in: {line}");
+    let labels = &node.object()["metadata"]["labels"];
+    same(&labels["gpudirect-rdma/simulated"], &json!("true")).unwrap();
+    let report = node.object()["metadata"]["annotations"]["gpudirect-rdma/report"].clone();
+    let report: Value = serde_json::from_str(report.as_str().expect("a report")).expect("the report is JSON");
+    // Not the kernel's boot, which all containers see, but this node's.
+    same(&report["bootId"], &node.object()["status"]["nodeInfo"]["bootID"]).unwrap();
+
+    step("a pod by nodeSelector and limits: its variables and device");
+    let mut training = pod("training", 1);
+    training["spec"]["nodeSelector"]["gpudirect-rdma"] = json!("ready");
+    cluster.apply("training", &training);
+    runs(&cluster, "training");
+    let held = hcas_of(&cluster, "training");
+    same(&held.len(), &1).unwrap();
+    let before = identity(&cluster, "training");
+
+    step("a port goes down: degraded, one device less, the pod untouched");
+    let agents = agents(&cluster);
+    let hca = if held[0] == "mlx5_4" { "mlx5_3" } else { "mlx5_4" };
+    let fault = format!(r#"simulate.yaml.faults=[{{"hca":"{hca}","port":"DOWN"}}]"#);
+    helm(&cluster, "upgrade", &["--set-json", &fault]);
+    node.becomes("degraded", 7);
+    let condition = node.condition().expect("there is a condition");
+    same(&condition["status"], &json!("False")).unwrap();
+    same(&condition["reason"], &json!("PortDown")).unwrap();
+    let message = condition["message"].as_str().expect("a message");
+    assert!(message.contains(hca), "the condition does not name {hca}: {message}");
+    same(&node.object()["metadata"]["labels"]["gpudirect-rdma/reason"], &json!("PortDown")).unwrap();
+    let explained = cluster.kubectl(&[
+        "-n",
+        "gdr-system",
+        "exec",
+        "daemonset/gdr-agent",
+        "--",
+        "/gdr-agent",
+        "explain",
+        "PortDown",
+    ]);
+    assert!(tells_the_remedy(message, &explained), "no remedy of PortDown in the condition: {message}\n\n{explained}");
+    same(&identity(&cluster, "training"), &before).unwrap();
+
+    step("with the other devices taken, a new pod waits");
+    cluster.apply("filler", &pod("filler", 6));
+    runs(&cluster, "filler");
+    cluster.apply("waiting", &pod("waiting", 1));
+    eventually("the scheduler says what is missing", || {
+        let events =
+            cluster.kubectl(&["get", "events", "--field-selector", "involvedObject.name=waiting", "-o", "json"]);
+        if events.contains(&format!("Insufficient {RESOURCE}")) { Ok(()) } else { Err(events) }
+    });
+    same(&cluster.get(&["pod", "waiting"])["status"]["phase"], &json!("Pending")).unwrap();
+
+    step("the port comes back: ready, eight devices, and the waiting pod gets the one");
+    helm(&cluster, "upgrade", &[]);
+    node.becomes("ready", 8);
+    runs(&cluster, "waiting");
+    same(&hcas_of(&cluster, "waiting"), &vec![hca.to_owned()]).unwrap();
+    same(&identity(&cluster, "training"), &before).unwrap();
+    same(&self::agents(&cluster), &agents).expect("a profile's change rolls no pod");
+    cluster.kubectl(&["delete", "pod", "filler", "waiting", "--now"]);
+
+    step("kubelet killed: the resource comes back, the label never moves");
+    let watch = cluster.watch("n1", node::STATE);
+    node.kill_kubelet();
+    eventually("the kubelet hands out devices again", || {
+        // A pod that comes before the plugin is refused for good: another may have better luck.
+        cluster.kubectl(&["delete", "pod", "after", "--ignore-not-found", "--now"]);
+        cluster.apply("after", &pod("after", 1));
+        cluster.try_run("kubectl", &["wait", "--for=condition=Ready", "--timeout=10s", "pod/after"]).map(drop)
+    });
+    node.becomes("ready", 8);
+    same(&hcas_of(&cluster, "after").len(), &1).unwrap();
+    same(&identity(&cluster, "training"), &before).unwrap();
+    same(&watch.values(), &vec!["ready True".to_owned()]).unwrap();
+    cluster.kubectl(&["delete", "pod", "after", "--now"]);
+
+    step("the agent's pod deleted: the label's values have one member");
+    let watch = cluster.watch("n1", node::STATE);
+    let old = node.agent();
+    cluster.kubectl(&["-n", "gdr-system", "delete", "pod", &old]);
+    node.agent_is_another_than(&old);
+    node.becomes("ready", 8);
+    same(&watch.values(), &vec!["ready True".to_owned()]).unwrap();
+
+    step("helm upgrade with another configuration: the same");
+    let watch = cluster.watch("n1", node::STATE);
+    let old = node.agent();
+    helm(&cluster, "upgrade", &["--set", "config.log.level=debug"]);
+    node.agent_is_another_than(&old);
+    node.becomes("ready", 8);
+    same(&watch.values(), &vec!["ready True".to_owned()]).unwrap();
+    same(&identity(&cluster, "training"), &before).unwrap();
+
+    step("the API server never had to refuse the agent anything");
+    same(&policy::refusals(&cluster), &Vec::new()).unwrap();
+
+    step("an agent's token: its own node, its own keys, and no further");
+    policy::holds(&cluster, &node);
+
+    step("helm uninstall: nothing of the agent stays on the nodes");
+    cluster.run("helm", &["uninstall", "gdr-agent", "-n", "gdr-system", "--wait", "--timeout", "2m"]);
+    thread::sleep(Duration::from_secs(3)); // an agent that dies late would write again
+    for name in ["n1", "n2"] {
+        let node = Node { cluster: &cluster, name };
+        same(&node.ours(), &Vec::<String>::new()).expect("nothing of ours on the node");
+        same(&node.object()["metadata"]["labels"]["example.com/team"], &json!("other")).unwrap();
+        same(&node.object()["metadata"]["annotations"]["example.com/note"], &json!("keep")).unwrap();
+    }
+    let left = cluster.kubectl(&["get", "all,serviceaccounts,configmaps,roles,rolebindings,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings", "-A", "-o", "name"]);
+    let left: Vec<&str> = left.lines().filter(|name| name.contains("gdr-agent")).collect();
+    same(&left, &Vec::new()).expect("nothing of the chart in the cluster");
+}
+
+fn step(name: &str) {
+    eprintln!("── {name}");
+}
+
+fn helm(cluster: &Cluster, verb: &str, more: &[&str]) {
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/gdr-agent");
+    let values = format!("{HERE}/demo.d/values.yaml");
+    let arguments = [verb, "gdr-agent", chart, "-n", "gdr-system", "--wait", "--timeout", "2m", "-f", &values];
+    let image = ["--set", "image.repository=docker.io/local/gdr-agent,image.tag=dev,maxUnavailable=100%"];
+    cluster.run("helm", &[&arguments[..], &image, more].concat());
+}
+
+/// The agent's pods, by uid.
+fn agents(cluster: &Cluster) -> Vec<String> {
+    let pods = cluster.get(&["pods", "-n", "gdr-system", "-l", "app.kubernetes.io/name=gdr-agent"]);
+    let mut uids: Vec<String> =
+        pods["items"].as_array().expect("a list").iter().map(|pod| pod["metadata"]["uid"].to_string()).collect();
+    uids.sort();
+    uids
+}
+
+/// A pod on n1 that holds so many devices. It tolerates nothing and selects no state: the devices alone decide.
+fn pod(name: &str, devices: u32) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
+        "spec": {
+            "nodeSelector": { "kubernetes.io/hostname": "n1" },
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "main", "image": "docker.io/local/busybox:1", "args": ["sleep", "1000000"],
+                "resources": { "limits": { RESOURCE: devices } },
+            }],
+        },
+    })
+}
+
+fn runs(cluster: &Cluster, name: &str) {
+    cluster.kubectl(&["wait", "--for=condition=Ready", "--timeout=90s", &format!("pod/{name}")]);
+}
+
+/// What a pod would lose by a restart.
+fn identity(cluster: &Cluster, name: &str) -> (String, String) {
+    let pod = cluster.get(&["pod", name]);
+    same(&pod["status"]["phase"], &json!("Running")).unwrap();
+    (pod["metadata"]["uid"].to_string(), pod["status"]["containerStatuses"][0]["containerID"].to_string())
+}
+
+/// The adapters that a pod was told of, after looking at its devices from inside.
+fn hcas_of(cluster: &Cluster, pod: &str) -> Vec<String> {
+    let inside = |script: &str| cluster.kubectl(&["exec", pod, "--", "sh", "-c", script]);
+    same(&inside("echo $GPUDIRECT_RDMA_SIMULATED").trim_end(), &"1").expect("the pod is told that it is a simulation");
+    let hcas: Vec<String> = inside("echo $GPUDIRECT_RDMA_HCAS").trim_end().split(',').map(str::to_owned).collect();
+    let nodes = inside("for node in /dev/infiniband/uverbs*; do [ -c $node ] && : <$node && echo $node; done");
+    same(&nodes.lines().count(), &hcas.len()).expect("a device node that opens for each adapter");
+    hcas
+}
+
+/// Whether a message has five words in a row of what `explain` says after the word "remedy". (The wording is the
+/// catalogue's business, and long messages are cut.)
+fn tells_the_remedy(message: &str, explained: &str) -> bool {
+    let explained = explained.to_lowercase();
+    let remedy = explained.split_once("remedy").map_or("", |(_, remedy)| remedy);
+    let remedy: Vec<&str> = remedy.split_whitespace().collect();
+    let message = message.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
+    remedy.windows(5).any(|words| message.contains(&words.join(" ")))
+}
