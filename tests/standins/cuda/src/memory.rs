@@ -1,0 +1,126 @@
+//! Memory that stands in for a GPU's, and dma-bufs of it.
+
+use std::{fs::OpenOptions, os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd}, ptr};
+
+use crate::{INVALID_VALUE, OUT_OF_MEMORY};
+
+/// What an allocation is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Anonymous pages: `ibv_reg_mr` pins them.
+    Anonymous,
+    /// A mapped dma-buf: the kernel refuses to pin it, as it refuses a GPU pointer without peermem.
+    Vgem,
+    /// The heap.
+    Malloc,
+    /// Anonymous pages, called managed.
+    Managed,
+}
+
+/// What an export gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Export {
+    /// A genuine dma-buf.
+    Vgem,
+    /// A memfd, which is none.
+    Memfd,
+}
+
+/// One allocation; gives its memory back when dropped.
+#[derive(Debug)]
+pub(crate) struct Range {
+    pub(crate) address: u64,
+    pub(crate) size: usize,
+    pub(crate) kind: Kind,
+    pub(crate) context: usize,
+    buffer: Option<OwnedFd>,
+}
+
+impl Range {
+    pub(crate) fn new(context: usize, kind: Kind, size: usize) -> Result<Self, u32> {
+        let size = size.checked_next_multiple_of(4096).ok_or(OUT_OF_MEMORY)?;
+        let (address, buffer) = match kind {
+            Kind::Anonymous | Kind::Managed => (map(size, None)?, None),
+            Kind::Malloc => {
+                // SAFETY: plain malloc; null is looked at below.
+                let address = unsafe { libc::malloc(size) } as u64;
+                if address == 0 {
+                    return Err(OUT_OF_MEMORY);
+                }
+                (address, None)
+            }
+            Kind::Vgem => {
+                let buffer = vgem(size)?;
+                (map(size, Some(&buffer))?, Some(buffer))
+            }
+        };
+        Ok(Self { address, size, kind, context, buffer })
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: as it was made in `new`, once.
+        unsafe {
+            match self.kind {
+                Kind::Malloc => libc::free(self.address as *mut _),
+                _ => {
+                    libc::munmap(self.address as *mut _, self.size);
+                }
+            }
+        }
+    }
+}
+
+fn map(size: usize, file: Option<&OwnedFd>) -> Result<u64, u32> {
+    let (flags, fd) = file.map_or((libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1), |f| (libc::MAP_SHARED, f.as_raw_fd()));
+    // SAFETY: a fresh mapping where the kernel likes.
+    let address = unsafe { libc::mmap(ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+    if address == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(address as u64) }
+}
+
+/// A dma-buf of vgem: a dumb buffer, exported (drm.h, `DRM_IOCTL_MODE_CREATE_DUMB` and `PRIME_HANDLE_TO_FD`).
+fn vgem(size: usize) -> Result<OwnedFd, u32> {
+    #[repr(C)]
+    struct CreateDumb { height: u32, width: u32, bpp: u32, flags: u32, handle: u32, pitch: u32, size: u64 }
+    #[repr(C)]
+    struct PrimeHandle { handle: u32, flags: u32, fd: i32 }
+    const fn iowr(number: u64, size: usize) -> u64 { 3 << 30 | (size as u64) << 16 | (b'd' as u64) << 8 | number }
+
+    let failed = |what: &str| {
+        eprintln!("standin-cuda: vgem: {what}: {}", std::io::Error::last_os_error());
+        OUT_OF_MEMORY
+    };
+    let card = OpenOptions::new().read(true).write(true).open("/dev/dri/card0").map_err(|_| failed("/dev/dri/card0"))?;
+    let height = u32::try_from(size / 4096).map_err(|_| OUT_OF_MEMORY)?;
+    let mut dumb = CreateDumb { height, width: 1024, bpp: 32, flags: 0, handle: 0, pitch: 0, size: 0 };
+    // SAFETY: the structures are the kernel's own.
+    if unsafe { libc::ioctl(card.as_raw_fd(), iowr(0xb2, size_of::<CreateDumb>()), &raw mut dumb) } != 0 {
+        return Err(failed("CREATE_DUMB"));
+    }
+    let mut prime = PrimeHandle { handle: dumb.handle, flags: (libc::O_RDWR | libc::O_CLOEXEC) as u32, fd: -1 };
+    // SAFETY: as above.
+    if unsafe { libc::ioctl(card.as_raw_fd(), iowr(0x2d, size_of::<PrimeHandle>()), &raw mut prime) } != 0 {
+        return Err(failed("PRIME_HANDLE_TO_FD"));
+    }
+    // SAFETY: the kernel made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(prime.fd) })
+}
+
+/// A file descriptor for an export, the caller's to close.
+pub(crate) fn export(kind: Export, range: &Range) -> Result<i32, u32> {
+    let fd = match (kind, &range.buffer) {
+        (Export::Vgem, Some(buffer)) => buffer.try_clone().map_err(|_| OUT_OF_MEMORY)?,
+        (Export::Vgem, None) => vgem(range.size)?,
+        (Export::Memfd, _) => {
+            // SAFETY: a name and flags; the descriptor is ours.
+            let fd = unsafe { libc::memfd_create(c"standin".as_ptr(), libc::MFD_CLOEXEC) };
+            if fd < 0 {
+                return Err(INVALID_VALUE);
+            }
+            // SAFETY: as above.
+            unsafe { OwnedFd::from_raw_fd(fd) }
+        }
+    };
+    Ok(fd.into_raw_fd())
+}
