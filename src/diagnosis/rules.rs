@@ -245,11 +245,10 @@ fn classify(
             Reason::DmabufVerbUnsupported
         }
         Outcome::Unsupported if method == Method::DmaBuf => Reason::DmabufClosedModule,
-        Outcome::Unsupported => return None,
         Outcome::Failed if method == Method::DmaBuf => Reason::DmabufRefused,
         Outcome::Failed if errno == Some(14) && !facts.inventory.peermem => Reason::PeermemNotLoaded,
         Outcome::Failed if is(step, &[Step::RegMr]) => Reason::PeermemRefused,
-        Outcome::Failed => return None,
+        Outcome::Unsupported | Outcome::Failed => return None,
     };
     Some((reason, harm(Severity::Error)))
 }

@@ -142,7 +142,7 @@ fn with_memory(
     memory.free().map_err(at(Step::Free))
 }
 
-/// Locked-memory limit and capability, from getrlimit(2) and `CapEff` in proc_pid_status(5).
+/// Locked-memory limit and capability, from getrlimit(2) and `CapEff` in `proc_pid_status(5)`.
 fn limits() -> Limits {
     const CAP_IPC_LOCK: u32 = 14;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

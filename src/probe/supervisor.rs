@@ -139,19 +139,16 @@ impl Supervisor {
             let _ = stdin.write_all(&text).await;
         }
         let at = listen(stdout, limit, row).await;
-        match finish(&mut child).await {
-            Some(status) => {
-                if row.stopped.is_none() && !at.done {
-                    let end = if at.late { End::TimedOut } else { End::Died(death(status)) };
-                    row.stop(at.step, at.hca, end, "");
-                }
+        if let Some(status) = finish(&mut child).await {
+            if row.stopped.is_none() && !at.done {
+                let end = if at.late { End::TimedOut } else { End::Died(death(status)) };
+                row.stop(at.step, at.hca, end, "");
             }
-            None => {
-                self.stuck.lock().unwrap_or_else(PoisonError::into_inner).insert(plan.gpu, at.step);
-                tracing::error!(gpu = %plan.gpu, step = %at.step, "the probe is stuck in the kernel and can't be killed");
-                row.stop(at.step, at.hca, End::TimedOut, "the child does not die of SIGKILL");
-                self.wait_for_the_stuck(plan.gpu, child, (links, no_mps));
-            }
+        } else {
+            self.stuck.lock().unwrap_or_else(PoisonError::into_inner).insert(plan.gpu, at.step);
+            tracing::error!(gpu = %plan.gpu, step = %at.step, "the probe is stuck in the kernel and can't be killed");
+            row.stop(at.step, at.hca, End::TimedOut, "the child does not die of SIGKILL");
+            self.wait_for_the_stuck(plan.gpu, child, (links, no_mps));
         }
         if let Ok(Ok(lines)) = timeout(Duration::from_millis(200), complaints).await {
             row.stderr = lines;

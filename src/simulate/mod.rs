@@ -61,7 +61,7 @@ impl SimulatedMachine {
 
     /// The made-up machine without any fault.
     fn pristine(&self) -> Inventory {
-        profiles::machine(&self.profile().base).unwrap_or_else(|| profiles::empty())
+        profiles::machine(&self.profile().base).unwrap_or_else(profiles::empty)
     }
 }
 

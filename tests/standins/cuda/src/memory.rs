@@ -1,6 +1,10 @@
 //! Memory that stands in for a GPU's, and dma-bufs of it.
 
-use std::{fs::OpenOptions, os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd}, ptr};
+use std::{
+    fs::OpenOptions,
+    os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd},
+    ptr,
+};
 
 use crate::{INVALID_VALUE, OUT_OF_MEMORY};
 
@@ -82,16 +86,31 @@ fn map(size: usize, file: Option<&OwnedFd>) -> Result<u64, u32> {
 /// A dma-buf of vgem: a dumb buffer, exported (drm.h, `DRM_IOCTL_MODE_CREATE_DUMB` and `PRIME_HANDLE_TO_FD`).
 fn vgem(size: usize) -> Result<OwnedFd, u32> {
     #[repr(C)]
-    struct CreateDumb { height: u32, width: u32, bpp: u32, flags: u32, handle: u32, pitch: u32, size: u64 }
+    struct CreateDumb {
+        height: u32,
+        width: u32,
+        bpp: u32,
+        flags: u32,
+        handle: u32,
+        pitch: u32,
+        size: u64,
+    }
     #[repr(C)]
-    struct PrimeHandle { handle: u32, flags: u32, fd: i32 }
-    const fn iowr(number: u64, size: usize) -> u64 { 3 << 30 | (size as u64) << 16 | (b'd' as u64) << 8 | number }
+    struct PrimeHandle {
+        handle: u32,
+        flags: u32,
+        fd: i32,
+    }
+    const fn iowr(number: u64, size: usize) -> u64 {
+        3 << 30 | (size as u64) << 16 | (b'd' as u64) << 8 | number
+    }
 
     let failed = |what: &str| {
         eprintln!("standin-cuda: vgem: {what}: {}", std::io::Error::last_os_error());
         OUT_OF_MEMORY
     };
-    let card = OpenOptions::new().read(true).write(true).open("/dev/dri/card0").map_err(|_| failed("/dev/dri/card0"))?;
+    let card =
+        OpenOptions::new().read(true).write(true).open("/dev/dri/card0").map_err(|_| failed("/dev/dri/card0"))?;
     let height = u32::try_from(size / 4096).map_err(|_| OUT_OF_MEMORY)?;
     let mut dumb = CreateDumb { height, width: 1024, bpp: 32, flags: 0, handle: 0, pitch: 0, size: 0 };
     // SAFETY: the structures are the kernel's own.

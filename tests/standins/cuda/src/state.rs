@@ -8,7 +8,8 @@ use crate::{
     memory::{Export, Kind, Range},
 };
 
-pub(crate) static STATE: Mutex<State> = Mutex::new(State { config: None, contexts: BTreeMap::new(), made: 0, ranges: BTreeMap::new() });
+pub(crate) static STATE: Mutex<State> =
+    Mutex::new(State { config: None, contexts: BTreeMap::new(), made: 0, ranges: BTreeMap::new() });
 
 thread_local! {
     /// The calling thread's stack of contexts.
@@ -23,7 +24,8 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     pub(crate) fn uuid_bytes(&self) -> [u8; 16] {
-        let digits: Vec<u8> = self.uuid.bytes().skip(4).filter_map(|b| (b as char).to_digit(16)).map(|d| d as u8).collect();
+        let digits: Vec<u8> =
+            self.uuid.bytes().skip(4).filter_map(|b| (b as char).to_digit(16)).map(|d| d as u8).collect();
         let mut bytes = [0; 16];
         for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
             *byte = pair[0] << 4 | pair[1];
@@ -178,7 +180,8 @@ impl State {
     pub(crate) fn range(&self, address: u64, size: usize) -> std::result::Result<&Range, u32> {
         let (_, range) = self.ranges.range(..=address).next_back().ok_or(INVALID_VALUE)?;
         let offset = address - range.address;
-        let fits = offset.checked_add(size as u64).is_some_and(|end| end <= range.size as u64) && offset < range.size as u64;
+        let fits =
+            offset.checked_add(size as u64).is_some_and(|end| end <= range.size as u64) && offset < range.size as u64;
         if fits { Ok(range) } else { Err(INVALID_VALUE) }
     }
 }

@@ -1,0 +1,66 @@
+# `make` lists what there is to do.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# rdma-sys' bindgen needs libclang 14; a newer one beside it would be taken and fail.
+export LIBCLANG_PATH ?= /usr/lib/llvm-14/lib
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gdr-agent
+DENY := $(CACHE)/cargo-deny-0.20.2/bin/cargo-deny
+
+.PHONY: help demo demo-down test unit vm-test cluster-test lint fmt bench image manifests docs release prepare
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r n d; do printf '  make %-13s %s\n' "$$n" "$$d"; done
+
+demo: release image ## A simulated check, then a real cluster on this machine with the agent in it
+	@tests/cluster/deps
+	@tests/cluster/demo
+
+demo-down: ## End the demo's cluster
+	@tests/cluster/down
+
+test: ## Everything: set up, lint, unit, real libcuda, virtual machine, cluster
+	@tests/prepare test
+	@$(MAKE) --no-print-directory lint unit release image cluster-test
+
+unit: prepare ## Unit tests and tests of the binary
+	cargo test --locked --workspace
+
+vm-test: release ## Real kernel verbs (rdma_rxe) in a QEMU machine
+	cargo build --locked --release -p standin-cuda
+	tests/vm/deps
+	cargo test --locked --test vm -- --ignored
+
+cluster-test: image ## Real Kubernetes: install, faults, restart, upgrade, uninstall
+	tests/cluster/deps
+	cargo test --locked --test cluster -- --ignored --test-threads=1 --nocapture
+
+lint: prepare ## rustfmt, clippy, cargo deny, helm lint, manifests and docs up to date
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	$(DENY) check bans licenses sources
+	tests/cluster/deps
+	tests/cluster/manifests --check
+
+fmt: ## Format the code
+	cargo fmt --all
+
+bench: release ## Time of a whole simulated check (a first figure; more to come)
+	@for i in 1 2 3 4 5; do /usr/bin/env time -f '%e s  %M KiB' target/release/gdr-agent check --simulate hgx-h100 >/dev/null; done
+
+image: release ## The container image, as target/image/gdr-agent.tar
+	tests/image/build
+
+manifests: ## Render manifests/ from the chart
+	tests/cluster/manifests
+
+docs: prepare ## Generate docs/reasons.md from the catalogue
+	cargo run --locked --quiet -- explain --markdown > docs/reasons.md
+
+release: prepare
+	@[[ -x target/release/gdr-agent ]] || echo "building the release binary (usually 3 to 8 minutes on 2 cores)"
+	cargo build --locked --release --bin gdr-agent
+
+prepare:
+	@tests/prepare build
