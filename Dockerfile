@@ -11,9 +11,6 @@ COPY Cargo.toml Cargo.lock build.rs ./
 COPY proto proto
 COPY src src
 COPY tests/standins tests/standins
-# Cargo.toml names them.
-COPY tests/cluster/main.rs tests/cluster/main.rs
-COPY tests/vm/main.rs tests/vm/main.rs
 COPY README.md ./
 RUN cargo build --release --locked --bin gdr-agent
 

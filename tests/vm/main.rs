@@ -103,7 +103,9 @@ impl Check {
     #[track_caller]
     fn keys(&self) -> (u64, u64) {
         let key = |name: &str| {
-            let text = self.report["pairs"][0]["peermem"]["mr"][name].as_str().unwrap_or_else(|| panic!("no {name} in {self}"));
+            let text = self.report["pairs"][0]["peermem"]["mr"][name]
+                .as_str()
+                .unwrap_or_else(|| panic!("no {name} in {self}"));
             u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("keys are hexadecimal")
         };
         let keys = (key("lkey"), key("rkey"));
@@ -153,7 +155,9 @@ fn pair_is_verified_by_peermem_with_the_kernels_keys() {
 #[ignore = "boots a virtual machine: make vm-test"]
 fn every_step_is_told() {
     let text = section("steps", "text");
-    for part in ["GPU memory allocated at 0x", "RDMA device mlx5_0 opened", "MR registered: lkey=0x", "rkey=0x", "cleaned up"] {
+    for part in
+        ["GPU memory allocated at 0x", "RDMA device mlx5_0 opened", "MR registered: lkey=0x", "rkey=0x", "cleaned up"]
+    {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
 }
