@@ -201,7 +201,8 @@ fn memory_that_is_no_gpus_proves_nothing() {
         for method in ["dmaBuf", "peermem"] {
             check.outcome(method, "unknown", "device memory", "");
         }
-        check.finding("NotDeviceMemory", "driver");
+        let finding = check.finding("NotDeviceMemory", "driver");
+        assert!(finding["evidence"].to_string().contains("libcuda is /opt/cuda/libcuda.so.1"), "{finding:#}");
         check.verdict("unknown", "NotDeviceMemory");
     }
 }
