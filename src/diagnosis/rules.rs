@@ -226,6 +226,8 @@ fn classify(
     let role = facts.hcas.iter().find(|h| h.name == pair.hca).map(|h| h.role);
     let harm =
         |severity| if pair.good == Some(true) || role != Some(HcaRole::Eligible) { Severity::Info } else { severity };
+    // What one method lacks is no fault while it is open whether the other works.
+    let lacking = if pair.good == Some(false) { harm(Severity::Error) } else { Severity::Info };
     let reason = match result.outcome {
         Outcome::Verified | Outcome::Skipped => return None,
         _ if memlock(result, row, errno) => return Some((Reason::MemlockLimit, harm(Severity::Warning))),
@@ -242,9 +244,9 @@ fn classify(
             return Some((reason, harm(Severity::Warning)));
         }
         Outcome::Unsupported if method == Method::DmaBuf && is(step, &[Step::RegDmabuf]) => {
-            Reason::DmabufVerbUnsupported
+            return Some((Reason::DmabufVerbUnsupported, lacking));
         }
-        Outcome::Unsupported if method == Method::DmaBuf => Reason::DmabufClosedModule,
+        Outcome::Unsupported if method == Method::DmaBuf => return Some((Reason::DmabufClosedModule, lacking)),
         Outcome::Failed if method == Method::DmaBuf => Reason::DmabufRefused,
         Outcome::Failed if errno == Some(14) && !facts.inventory.peermem => Reason::PeermemNotLoaded,
         Outcome::Failed if is(step, &[Step::RegMr]) => Reason::PeermemRefused,

@@ -117,20 +117,14 @@ fn with_memory(
     r.step(Step::SyncMemops)?;
     memory.sync_memops().map_err(at(Step::SyncMemops))?;
     r.step(Step::DeviceMemory)?;
+    let none_of_the_gpus =
+        |what: &str| Halt::At(Step::DeviceMemory, None, format!("{what}; libcuda is {}", loaded_libcuda(plan)));
     if !memory.is_plain_device_memory().map_err(at(Step::DeviceMemory))? {
-        return Err(Halt::At(
-            Step::DeviceMemory,
-            None,
-            "CUDA says that the allocation is managed or host memory".into(),
-        ));
+        return Err(none_of_the_gpus("CUDA says that the allocation is managed or host memory"));
     }
     // Where CPU and GPU share memory the kernel reads it by right.
     if !coherent && sys::kernel_can_read(memory.address())? {
-        return Err(Halt::At(
-            Step::DeviceMemory,
-            None,
-            "the kernel can read the allocation, as it can't read a GPU's own memory".into(),
-        ));
+        return Err(none_of_the_gpus("the kernel can read the allocation, as it can't read a GPU's own memory"));
     }
     r.step(Step::LoadVerbs)?;
     let verbs =
@@ -140,6 +134,15 @@ fn with_memory(
     }
     r.step(Step::Free)?;
     memory.free().map_err(at(Step::Free))
+}
+
+/// Where the loader took libcuda from, by `proc_pid_maps(5)`.
+fn loaded_libcuda(plan: &Plan) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]))
+        .find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("libcuda.so")))
+        .map_or_else(|| plan.libcuda.display().to_string(), str::to_owned)
 }
 
 /// Locked-memory limit and capability, from getrlimit(2) and `CapEff` in `proc_pid_status(5)`.

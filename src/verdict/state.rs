@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use crate::{
     diagnosis::Facts,
-    report::{Finding, GpuRole, HcaRole, Reason, State, Verdict},
+    report::{Finding, GpuRole, HcaRole, Reason, Severity, State, Verdict},
 };
 
 /// What a state is judged by.
@@ -45,6 +45,10 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     };
     let open_gpus: Vec<_> = facts.gpus.iter().filter(|g| g.role == GpuRole::Eligible && g.served.is_none()).collect();
 
+    // Where nothing is wrong but that, no advice may stand in its place.
+    let never_active = view.findings.iter().any(|f| f.reason == Reason::PortNeverActive)
+        && view.findings.iter().all(|f| f.severity != Severity::Error);
+
     if facts.gpus.is_empty() {
         (State::NotApplicable, Reason::NoGpu)
     } else if served.is_empty() {
@@ -54,7 +58,7 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     } else if !view.checked {
         (State::Unknown, Reason::CheckPending)
     } else if served.iter().all(|s| *s == Some(false)) {
-        (State::NotReady, worst())
+        (State::NotReady, if never_active { Reason::PortNeverActive } else { worst() })
     } else if counted_bad || rail_without_port || served.contains(&Some(false)) {
         (State::Degraded, worst())
     } else if open_gpus.iter().any(|g| !skipped(g)) {
@@ -98,7 +102,7 @@ fn message(view: &View<'_>, state: State, reason: Reason) -> String {
         State::Ready if open > 0 => format!("{counts}; {open} in use and not checked"),
         State::Ready => counts,
         State::NotApplicable => crate::diagnosis::entry(reason).summary.to_owned(),
-        _ => match view.findings.first().filter(|f| f.reason == reason) {
+        _ => match view.findings.iter().find(|f| f.reason == reason) {
             Some(finding) => {
                 format!(
                     "{counts}; {}: {} (to act: {}). {}",
