@@ -364,11 +364,15 @@ impl Agent {
         let differs = !same(&self.tell.borrow(), &published);
         if differs || full_check {
             self.metrics.report(&published, self.context.machine.stuck());
+            // Who asks gets the check that has just ended; who waits for a change is not woken by
+            // none, and does not wait for a disk.
+            let published = Arc::new(published);
+            self.tell.send_if_modified(|told| {
+                *told = Arc::clone(&published);
+                differs
+            });
             write_report(&self.run_dir, &published.report);
             self.save(&published);
-        }
-        if differs {
-            self.tell.send_replace(Arc::new(published));
         }
     }
 

@@ -29,7 +29,8 @@ const NAME: &str = "libcuda.so.1";
 /// What to load, and which places were looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The file; the bare name leaves it to the loader (what a runtime class or CDI injected).
+    /// The file, which may be missing; the bare name leaves it to the loader (what a runtime class or
+    /// CDI injected).
     pub file: PathBuf,
     /// Every place that was looked at.
     pub tried: Vec<PathBuf>,
@@ -50,7 +51,9 @@ pub fn find_libcuda(driver: &Driver, kernel: Option<&str>) -> Found {
             }
         }
     }
-    Found { file: NAME.into(), tried }
+    // In mode `host` the loader's own places are the image's or this machine's, never the node's.
+    let file = if driver.mode == DriverMode::Host { driver.root.join(NAME) } else { NAME.into() };
+    Found { file, tried }
 }
 
 fn places(root: &Path) -> Vec<PathBuf> {
@@ -76,7 +79,7 @@ fn fits(file: &Path, kernel: Option<&str>) -> bool {
 /// Makes a folder of links to just the driver's own files beside `libcuda`, for the child's library
 /// path: the node's libc must not meet the image's loader, nor its libibverbs our providers.
 pub(super) fn link_folder(libcuda: &Path, folder: &Path) -> io::Result<()> {
-    let Some(dir) = libcuda.parent() else { return Ok(()) };
+    let Some(dir) = libcuda.parent().filter(|dir| dir.is_dir()) else { return Ok(()) };
     for entry in fs::read_dir(dir)?.flatten() {
         let name = entry.file_name();
         let text = name.to_string_lossy();
@@ -124,6 +127,14 @@ mod tests {
         assert_eq!(found.file, root.path().join("usr/lib64").join(NAME));
         let runtime = Driver { mode: DriverMode::Runtime, ..driver };
         assert_eq!(find_libcuda(&runtime, None), Found { file: NAME.into(), tried: Vec::new() });
+    }
+
+    #[test]
+    fn leaves_it_to_the_loader_only_where_the_mode_allows() {
+        let root = tempfile::tempdir().unwrap();
+        let find = |mode| find_libcuda(&Driver { mode, root: root.path().into() }, None).file;
+        assert_eq!(find(DriverMode::Auto), Path::new(NAME));
+        assert!(find(DriverMode::Host).starts_with(root.path()));
     }
 
     #[test]

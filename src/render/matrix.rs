@@ -125,13 +125,14 @@ fn sign(result: &MethodResult) -> char {
 }
 
 fn legend(out: &mut String, report: &Report, style: Style) {
-    let mut text = "each cell: dma-buf, peermem: ✓ verified  ✗ failed  - unsupported  . skipped  ? unknown".to_owned();
-    text.push_str("\n* nearest: counts");
+    let mut text = "each cell: dma-buf, then peermem; * nearest: counts\n\
+        ✓ verified  ✗ failed  - unsupported  . skipped  ? unknown"
+        .to_owned();
     if report.gpus.iter().any(|g| g.served == Some(false)) {
-        text.push_str("    ! GPU that nothing serves");
+        text.push_str("\n! GPU that nothing serves");
     }
     if report.pairs.iter().any(|p| p.checked_at.is_some()) {
-        text.push_str("    an open pair keeps its last result");
+        text.push_str("\nan open pair keeps its last result");
     }
     for line in text.lines() {
         let _ = writeln!(out, "{}", style.faint(line));

@@ -1,0 +1,105 @@
+//! NVIDIA's own libcuda 535, with no GPU behind it: the real library's names, symbols and answers.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+use support::{Home, Ran, Tree, evidence, find, finding, text};
+
+/// The folder of the library, in whose `usr/lib/x86_64-linux-gnu` it lies as on a node.
+fn fetched() -> PathBuf {
+    let deps = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libcuda/deps");
+    let output = Command::new(deps).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().into()
+}
+
+const PLACE: &str = "usr/lib/x86_64-linux-gnu";
+
+/// `535.261.03`.
+fn version(root: &Path) -> String {
+    let file = fs::read_link(root.join(PLACE).join("libcuda.so.1")).unwrap();
+    file.to_str().unwrap().strip_prefix("libcuda.so.").unwrap().to_owned()
+}
+
+/// A machine of files with this driver, one GPU and one HCA, and a home whose node has the library.
+fn node(root: &Path, kernel: Option<&str>) -> (Home, Tree) {
+    let home = Home::new();
+    symlink(root.join("usr"), home.path("host/usr")).unwrap();
+    let tree = Tree::new();
+    if let Some(version) = kernel {
+        tree.driver(version);
+    }
+    tree.gpu("0000:13:00.0");
+    tree.hca("mlx5_0", "0000:14:00.0", "4: ACTIVE");
+    (home, tree)
+}
+
+/// It is not known whether the pair works; which step said so, and how.
+fn stopped_at_init(report: &Value) {
+    let pair = &report["pairs"][0];
+    assert_eq!(pair["good"], Value::Null, "{pair:#}");
+    for method in ["dmaBuf", "peermem"] {
+        assert_eq!(pair[method]["outcome"], "unknown", "{pair:#}");
+        assert_eq!(pair[method]["step"], "cuInit", "{pair:#}");
+        assert_eq!(pair[method]["code"], "CUDA_ERROR_NO_DEVICE (100)", "{pair:#}");
+    }
+    assert_eq!(report["verdict"]["state"], "unknown");
+}
+
+#[test]
+#[ignore = "needs NVIDIA's libcuda: make test fetches it"]
+fn without_a_gpu_the_real_library_says_so() {
+    let root = fetched();
+    let (home, tree) = node(&root, Some(&version(&root)));
+    let report = home.check(&tree).exits(3).json();
+    stopped_at_init(&report);
+    let unseen = finding(&report, "GpuNotVisible");
+    assert!(evidence(unseen).contains("cuInit: CUDA_ERROR_NO_DEVICE (100)"), "{unseen:#}");
+    assert_eq!(report["verdict"]["reason"], "GpuNotVisible");
+    assert!(find(&report, "DriverAbsent").is_none(), "{:#}", report["findings"]);
+}
+
+#[test]
+#[ignore = "needs NVIDIA's libcuda: make test fetches it"]
+fn without_the_kernel_module_it_is_the_driver_that_is_absent() {
+    let root = fetched();
+    let (home, tree) = node(&root, None);
+    let report = home.check(&tree).exits(3).json();
+    stopped_at_init(&report);
+    assert_eq!(report["verdict"]["reason"], "DriverAbsent");
+    assert!(find(&report, "GpuNotVisible").is_none(), "{:#}", report["findings"]);
+}
+
+/// A library that is not the kernel module's is passed over, and the finding says where it looked.
+#[test]
+#[ignore = "needs NVIDIA's libcuda: make test fetches it"]
+fn a_library_of_another_version_is_passed_over() {
+    let root = fetched();
+    let (home, tree) = node(&root, Some("550.54.14"));
+    let report = home.check(&tree).exits(3).json();
+    assert_eq!(report["pairs"][0]["dmaBuf"]["step"], "dlopen libcuda");
+    let place = home.path("host").join(PLACE).join("libcuda.so.1");
+    assert!(evidence(finding(&report, "DriverAbsent")).contains(text(&place)));
+}
+
+/// What a runtime class or CDI injects comes by the loader's path.
+#[test]
+#[ignore = "needs NVIDIA's libcuda: make test fetches it"]
+fn an_injected_library_is_found_by_the_loader() {
+    let root = fetched();
+    let (home, tree) = node(&root, Some(&version(&root)));
+    let mut command = home.agent(&["check", "-o", "json"]);
+    command.args(tree.flags()).env("GDR_AGENT_DRIVER_MODE", "runtime");
+    command.env("LD_LIBRARY_PATH", root.join(PLACE));
+    let report = Ran::of(command).exits(3).json();
+    stopped_at_init(&report);
+    finding(&report, "GpuNotVisible");
+}
