@@ -143,8 +143,8 @@ impl Agent {
         let context = Arc::new(context);
         let inventory = context.machine.inventory();
         let mut memory = context.store.load(&inventory.boot_id);
-        memory.seen_active.extend(context.machine.known_active());
-        memory.seen_active.extend(inventory.hcas.iter().filter(|h| h.usable()).map(HcaFacts::key));
+        memory.saw_active(context.machine.known_active());
+        memory.saw_active(inventory.hcas.iter().filter(|h| h.usable()).map(HcaFacts::key));
         let known = inventory.hcas.iter().map(|h| (h.key(), (h.clone(), false))).collect();
         let metrics = Arc::new(Metrics::new());
         let (requests_in, requests) = mpsc::channel(4);

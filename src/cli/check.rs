@@ -87,7 +87,7 @@ async fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let mut inventory = context.machine.inventory();
     narrow(&mut inventory, arguments)?;
     let mut memory = context.store.load(&inventory.boot_id);
-    memory.seen_active.extend(context.machine.known_active());
+    memory.saw_active(context.machine.known_active());
     let progress = Progress::new(std::io::stderr().is_terminal() && arguments.output == Format::Text);
     let checked = check::probe_all(context.machine.as_ref(), &inventory, &context.config, &progress).await;
     let report = check::conclude(&inventory, &checked, &memory, &context.config).into_report(

@@ -6,7 +6,7 @@ use super::{Facts, entry};
 use crate::{
     hardware::PciAddress,
     probe::{Row, Step, protocol::End},
-    report::{Finding, GpuRole, HcaRole, Method, MethodResult, Outcome, Pair, Reason, Severity},
+    report::{Finding, GpuRole, HcaRole, Method, MethodResult, Outcome, Pair, Reason, Severity, Transport},
 };
 
 /// Findings of one kind are gathered into one, with all their devices.
@@ -63,6 +63,7 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
         }
         ports(facts, &mut gathered);
         unserved(facts, &mut gathered);
+        not_configured(facts, &mut gathered);
     }
     gathered.by_reason.into_iter().map(|(reason, raised)| finding(reason, raised, facts)).collect()
 }
@@ -300,5 +301,23 @@ fn unserved(facts: &Facts<'_>, out: &mut Gathered) {
             None,
             format!("nearest HCAs: {}", gpu.nearest.join(", ")),
         );
+    }
+}
+
+/// A node on ordinary Ethernet where no method was ever installed is no broken one: one piece of
+/// information stands in place of what is missing.
+fn not_configured(facts: &Facts<'_>, out: &mut Gathered) {
+    const FAST_GBPS: f64 = 100.0;
+    const MISSING: [Reason; 4] =
+        [Reason::PeermemNotLoaded, Reason::DmabufClosedModule, Reason::DmabufVerbUnsupported, Reason::RailMissing];
+    let ordinary = facts.hcas.iter().filter(|h| h.rail).all(|h| {
+        h.transport == Transport::Roce && h.ports.iter().filter_map(|p| p.rate_gbps).all(|r| f64::from(r) <= FAST_GBPS)
+    });
+    let tried = out.by_reason.contains_key(&Reason::PeermemNotLoaded);
+    let never_good = facts.pairs.iter().all(|p| p.good != Some(true));
+    let only_missing = out.by_reason.keys().all(|r| MISSING.contains(r));
+    if tried && ordinary && never_good && only_missing && facts.config.policy.expect.is_empty() {
+        out.by_reason.clear();
+        out.raise(Reason::NotConfigured, Severity::Info, None, None, "no nvidia_peermem, and no dma-buf path");
     }
 }

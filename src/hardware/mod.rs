@@ -11,6 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use jiff::Timestamp;
+
 pub use gpu::GpuFacts;
 pub use hca::{DeviceNode, HcaFacts};
 pub use pci::{PciAddress, PciPath};
@@ -71,6 +73,8 @@ pub struct NvidiaModule {
 pub struct Inventory {
     /// The kernel's boot id; empty when it can't be read.
     pub boot_id: String,
+    /// When the kernel booted (`btime` in `proc_stat(5)`), when that can be read.
+    pub booted_at: Option<Timestamp>,
     /// Physical or virtual.
     pub topology: TopologyKind,
     /// NVIDIA GPUs by PCI address.
@@ -98,6 +102,7 @@ impl Inventory {
         let bare_functions = hca::bare_functions(roots, &hcas);
         Self {
             boot_id: read_trimmed(&roots.procfs.join("sys/kernel/random/boot_id")).unwrap_or_default(),
+            booted_at: booted_at(roots),
             topology: topology_kind(roots, &gpus, &hcas),
             nvidia: nvidia_module(roots),
             functions: list_dir(&roots.sysfs.join("bus/pci/devices")).len(),
@@ -140,6 +145,12 @@ impl Inventory {
     pub fn has_rdma_hardware(&self) -> bool {
         !self.bare_functions.is_empty() || self.hcas.iter().any(|h| h.pci.is_some())
     }
+}
+
+fn booted_at(roots: &Roots) -> Option<Timestamp> {
+    let stat = fs::read_to_string(roots.procfs.join("stat")).ok()?;
+    let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    Timestamp::from_second(seconds).ok()
 }
 
 fn peermem(roots: &Roots) -> bool {

@@ -21,6 +21,7 @@ pub(super) fn machine(name: &str) -> Option<Inventory> {
 pub(super) fn empty() -> Inventory {
     Inventory {
         boot_id: String::new(),
+        booted_at: None,
         topology: TopologyKind::Physical,
         gpus: Vec::new(),
         hcas: Vec::new(),

@@ -28,6 +28,8 @@ pub struct Memory {
     pub boot_id: String,
     /// Keys of HCAs that had an ACTIVE port since the store began; outlives boots.
     pub seen_active: BTreeSet<String>,
+    /// The same, of this boot alone.
+    pub active_in_boot: BTreeSet<String>,
     /// Last good or bad outcome of each pair, by `GPU/HCA` (PCI addresses).
     pub pairs: BTreeMap<String, Remembered>,
     /// The published verdict and what argues against it.
@@ -36,6 +38,16 @@ pub struct Memory {
     pub devices: BTreeMap<String, DeviceMemory>,
     /// The last report.
     pub report: Option<Report>,
+}
+
+impl Memory {
+    /// Takes in the keys of HCAs that have an ACTIVE port.
+    pub fn saw_active(&mut self, keys: impl IntoIterator<Item = String>) {
+        for key in keys {
+            self.active_in_boot.insert(key.clone());
+            self.seen_active.insert(key);
+        }
+    }
 }
 
 /// Last good or bad outcome of a pair.

@@ -76,7 +76,13 @@ pub fn assess(input: &Input<'_>) -> Assessment {
         pairs: &pairs,
     };
     let findings = diagnosis::diagnose(&facts);
-    let verdict = judge(&state::View { facts: &facts, findings: &findings, checked: input.checked, now: input.now });
+    let verdict = judge(&state::View {
+        facts: &facts,
+        findings: &findings,
+        checked: input.checked,
+        memory: input.memory,
+        now: input.now,
+    });
     Assessment { gpus, hcas, pairs, findings, verdict }
 }
 

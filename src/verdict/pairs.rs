@@ -123,7 +123,7 @@ pub fn remember(memory: &mut Memory, inventory: &Inventory, pairs: &[Pair], now:
             }
         }
     }
-    memory.seen_active.extend(inventory.hcas.iter().filter(|h| h.usable()).map(HcaFacts::key));
+    memory.saw_active(inventory.hcas.iter().filter(|h| h.usable()).map(HcaFacts::key));
 }
 
 /// Whether a GPU is served: by a nearest HCA that is good with it and has a usable port. Unserved

@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use crate::{
     diagnosis::Facts,
     report::{Finding, GpuRole, HcaRole, Reason, Severity, State, Verdict},
+    store::Memory,
 };
 
 /// What a state is judged by.
@@ -15,6 +16,8 @@ pub struct View<'a> {
     pub findings: &'a [Finding],
     /// Whether a check has finished in this boot.
     pub checked: bool,
+    /// What is remembered.
+    pub memory: &'a Memory,
     /// Now.
     pub now: Timestamp,
 }
@@ -22,7 +25,10 @@ pub struct View<'a> {
 /// The first row of DESIGN's table that holds.
 #[must_use]
 pub fn judge(view: &View<'_>) -> Verdict {
-    let (state, reason) = state_and_reason(view);
+    let (state, reason) = match state_and_reason(view) {
+        (State::NotReady | State::Degraded, _) if is_settling(view) => (State::Unknown, Reason::DriverNotReady),
+        other => other,
+    };
     let message = message(view, state, reason);
     Verdict { state, reason, message, since: view.now, damped: false }
 }
@@ -69,6 +75,32 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     } else {
         (State::Ready, Reason::AllRailsVerified)
     }
+}
+
+/// Whether what is wrong is no more than a driver that has not finished loading explains, and the
+/// machine has booted lately: an absent driver, module or RDMA device, a fabric manager that is not
+/// up, or a port that was not ACTIVE since boot.
+fn is_settling(view: &View<'_>) -> bool {
+    let lately = view.facts.inventory.booted_at.is_some_and(|at| {
+        let settle =
+            jiff::SignedDuration::try_from(view.facts.config.policy.settle.0).unwrap_or(jiff::SignedDuration::MAX);
+        view.now.duration_since(at) < settle
+    });
+    let errors = || view.findings.iter().filter(|f| f.severity == Severity::Error);
+    lately
+        && errors().next().is_some()
+        && errors().all(|f| match f.reason {
+            Reason::DriverAbsent
+            | Reason::UverbsNotLoaded
+            | Reason::NoRdmaDevices
+            | Reason::PeermemNotLoaded
+            | Reason::FabricManagerDown
+            | Reason::RailMissing => true,
+            Reason::PortDown => f.hcas.iter().all(|name| {
+                view.facts.inventory.hca(name).is_some_and(|h| !view.memory.active_in_boot.contains(&h.key()))
+            }),
+            _ => false,
+        })
 }
 
 fn only_skipped(pair: &crate::report::Pair) -> bool {
