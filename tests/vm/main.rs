@@ -80,7 +80,7 @@ impl Check {
     fn outcome(&self, method: &str, outcome: &str, step: &str, code: &str) {
         self.same(&format!("/pairs/0/{method}/outcome"), &json!(outcome));
         self.same(&format!("/pairs/0/{method}/step"), &json!(step));
-        self.same(&format!("/pairs/0/{method}/code"), if code.is_empty() { &Value::Null } else { &json!(code) });
+        self.same(&format!("/pairs/0/{method}/code"), &if code.is_empty() { Value::Null } else { json!(code) });
     }
 
     #[track_caller]
