@@ -120,7 +120,13 @@ fn it_publishes_answers_and_ends() {
     assert_eq!(agent.get("/report.json").0, 404, "the report is for the socket and the file");
     let (status, metrics) = agent.get("/metrics");
     assert_eq!(status, 200);
-    for line in ["gdr_agent_state{state=\"ready\"} 1", "gdr_agent_gpus 8", "gdr_agent_rails 8", "gdr_agent_rails_good 8", "# EOF"] {
+    for line in [
+        "gdr_agent_state{state=\"ready\"} 1",
+        "gdr_agent_gpus 8",
+        "gdr_agent_rails 8",
+        "gdr_agent_rails_good 8",
+        "# EOF",
+    ] {
         assert!(metrics.contains(line), "no `{line}` in {metrics}");
     }
 

@@ -225,9 +225,16 @@ fn verbose_prints_every_step() {
     for method in ["dma-buf", "peermem"] {
         let title = format!("GPU 0000:1b:00.0 with mlx5_0 by {method}:");
         let (_, mut rest) = ran.out.split_once(&title).unwrap_or_else(|| panic!("no `{title}` in {}", ran.out));
-        for step in
-            ["allocated at 0x", "opened", "MR registered: lkey=0x", "rkey=0x", "addr=0x", "length=2097152", "verified", "cleaned up"]
-        {
+        for step in [
+            "allocated at 0x",
+            "opened",
+            "MR registered: lkey=0x",
+            "rkey=0x",
+            "addr=0x",
+            "length=2097152",
+            "verified",
+            "cleaned up",
+        ] {
             rest = rest.split_once(step).unwrap_or_else(|| panic!("no `{step}` in its place in {}", ran.out)).1;
         }
     }
@@ -300,7 +307,10 @@ fn a_machine_made_of_files_is_seen_as_it_is() {
     let hca = &report["hcas"][0];
     assert_eq!((&hca["name"], &hca["pci"]), (&json!("mlx5_0"), &json!("0000:14:00.0")));
     assert_eq!((&hca["driver"], &hca["vendor"]), (&json!("mlx5_core"), &json!("0x15b3")));
-    assert_eq!((&hca["role"], &hca["rail"], &hca["transport"]), (&json!("eligible"), &json!(true), &json!("infiniband")));
+    assert_eq!(
+        (&hca["role"], &hca["rail"], &hca["transport"]),
+        (&json!("eligible"), &json!(true), &json!("infiniband"))
+    );
     let port = json!({ "number": 1, "state": "ACTIVE", "rateGbps": 400.0, "subnetPrefix": "fe80:0000:0000:0000" });
     assert_eq!(hca["ports"], json!([port]));
     assert_eq!(pairs(&report)[0]["distance"], "PIX");
