@@ -66,7 +66,9 @@ impl Scene {
 
     /// The result of one pair by both.
     pub(crate) fn set_both(&mut self, gpu: usize, hca: usize, result: &MethodResult) {
-        Method::ALL.into_iter().for_each(|method| self.set(gpu, hca, method, result));
+        for method in Method::ALL {
+            self.set(gpu, hca, method, result);
+        }
     }
 
     /// The result of all pairs by one method.
