@@ -52,8 +52,9 @@ impl<'h> Agent<'h> {
         let plugins = home.path("device-plugins");
         fs::create_dir_all(&plugins).unwrap();
         home.configure(&format!(
-            "kubelet: {{ devicePlugins: {plugins:?} }}\npublish: {{ mode: none }}\n\
-             http: {{ listen: \"127.0.0.1:{port}\" }}\nlog: {{ format: text }}\n"
+            "kubelet: {{ devicePlugins: '{}' }}\npublish: {{ mode: none }}\n\
+             http: {{ listen: \"127.0.0.1:{port}\" }}\nlog: {{ format: text }}\n",
+            plugins.display()
         ));
         let log = fs::OpenOptions::new().create(true).append(true).open(home.path("log")).unwrap();
         let mut command = Command::new(support::BINARY);

@@ -2,6 +2,8 @@
 
 pub mod catalogue;
 mod rules;
+#[cfg(test)]
+mod tests;
 
 use crate::{
     config::Config,

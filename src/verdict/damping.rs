@@ -37,7 +37,10 @@ pub fn step(memory: &mut Damping, policy: &Policy, seen: &Seen<'_>) -> Verdict {
         if from != to {
             note_change(memory, from, seen);
         }
-        memory.candidate = None;
+        // `unknown` in between ends no count.
+        if to != State::Unknown {
+            memory.candidate = None;
+        }
         let since = if from == to { published.since } else { seen.now };
         Verdict { since, damped: false, ..seen.verdict.clone() }
     } else {

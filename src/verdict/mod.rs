@@ -2,10 +2,14 @@
 
 pub mod damping;
 pub mod devices;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod nearest;
 mod pairs;
 mod roles;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use jiff::Timestamp;
 

@@ -109,6 +109,9 @@ pub fn remember(memory: &mut Memory, inventory: &Inventory, pairs: &[Pair], now:
     for (pair, (gpu, hca)) in
         pairs.iter().zip(inventory.gpus.iter().flat_map(|g| inventory.hcas.iter().map(move |h| (g, h))))
     {
+        if gpu.lost {
+            continue; // says nothing of its pairs, once a reset has brought it back
+        }
         let unknown = [&pair.dma_buf, &pair.peermem].iter().any(|r| r.outcome == Outcome::Unknown);
         match (pair.good, pair.checked_at) {
             (Some(good), None) => {

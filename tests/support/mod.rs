@@ -43,7 +43,8 @@ impl Home {
     pub(crate) fn configure(&self, more: &str) {
         let (store, host) = (self.path("store"), self.path("host"));
         fs::create_dir_all(&host).unwrap();
-        let inside = format!("store: {{ dir: {store:?} }}\ndriver: {{ mode: host, root: {host:?} }}\n");
+        let inside =
+            format!("store: {{ dir: '{}' }}\ndriver: {{ mode: host, root: '{}' }}\n", store.display(), host.display());
         self.file("config.yaml", &format!("{HEAD}{inside}{more}"));
     }
 
@@ -146,7 +147,7 @@ impl Tree {
     /// A machine without GPU and HCA, where `ib_uverbs` is loaded.
     pub(crate) fn new() -> Self {
         let tree = Self { dir: tempfile::tempdir().unwrap() };
-        tree.put("proc/sys/kernel/random/boot_id", &format!("{BOOT_ID}\n"));
+        tree.put("proc/sys/kernel/random/boot_id", format!("{BOOT_ID}\n"));
         for dir in ["bus/pci/devices", "class/infiniband", "class/infiniband_verbs", "module"] {
             fs::create_dir_all(tree.sys(dir)).unwrap();
         }
@@ -246,10 +247,10 @@ impl Tree {
         let verbs = self.sys("class/infiniband_verbs");
         if verbs.is_dir() {
             let number = fs::read_dir(&verbs).unwrap().count();
-            let uverbs = verbs.join(format!("uverbs{number}"));
-            fs::create_dir_all(&uverbs).unwrap();
-            fs::write(uverbs.join("ibdev"), format!("{name}\n")).unwrap();
-            fs::write(uverbs.join("dev"), format!("231:{}\n", 192 + number)).unwrap();
+            let node = verbs.join(format!("uverbs{number}"));
+            fs::create_dir_all(&node).unwrap();
+            fs::write(node.join("ibdev"), format!("{name}\n")).unwrap();
+            fs::write(node.join("dev"), format!("231:{}\n", 192 + number)).unwrap();
             self.put(&format!("dev/infiniband/uverbs{number}"), "");
         }
     }

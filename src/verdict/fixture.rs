@@ -1,0 +1,147 @@
+//! A machine for tests: what `hgx-h100` has, every pair verified, to be changed at will.
+
+use jiff::Timestamp;
+
+use super::{Assessment, Input, assess, remember};
+use crate::{
+    config::Config,
+    hardware::Inventory,
+    probe::{
+        GpuAnswer, HcaAnswer, Limits, Machine, Row, Rows, Step,
+        protocol::{End, Stopped},
+    },
+    report::{Code, Method, MethodResult, Outcome},
+    simulate::SimulatedMachine,
+    store::Memory,
+};
+
+pub(crate) struct Scene {
+    pub(crate) inventory: Inventory,
+    pub(crate) rows: Rows,
+    pub(crate) memory: Memory,
+    pub(crate) config: Config,
+    pub(crate) checked: bool,
+}
+
+impl Scene {
+    /// Eight GPUs and eight HCAs, two and two on a switch; the ports were ACTIVE before.
+    pub(crate) fn new() -> Self {
+        let machine = SimulatedMachine::new("hgx-h100", "boot".to_owned()).unwrap();
+        let inventory = machine.inventory();
+        let mut memory = Memory::default();
+        memory.seen_active.extend(machine.known_active());
+        let mut scene = Self { inventory, rows: Rows::new(), memory, config: Config::default(), checked: true };
+        scene.verify_all();
+        scene
+    }
+
+    /// A finished check that found nothing wrong.
+    pub(crate) fn verify_all(&mut self) {
+        let hcas: Vec<_> = self.inventory.hcas.iter().map(|h| h.name.clone()).collect();
+        let row = Row {
+            gpu: GpuAnswer {
+                gdr: Some(true),
+                dma_buf: Some(true),
+                allocated: Some((0x7f00_0000_0000, 2 << 20)),
+                ..GpuAnswer::default()
+            },
+            limits: Some(Limits { memlock: None, ipc_lock: true }),
+            hcas: hcas.into_iter().map(|name| (name, HcaAnswer::default())).collect(),
+            ..Row::default()
+        };
+        self.rows = self.inventory.gpus.iter().map(|g| (g.pci, row.clone())).collect();
+        self.set_all(Method::DmaBuf, &result(Outcome::Verified, None, None));
+        self.set_all(Method::Peermem, &result(Outcome::Verified, None, None));
+    }
+
+    pub(crate) fn row(&mut self, gpu: usize) -> &mut Row {
+        self.rows.get_mut(&self.inventory.gpus[gpu].pci).unwrap()
+    }
+
+    /// The result of one pair by one method.
+    pub(crate) fn set(&mut self, gpu: usize, hca: usize, method: Method, result: &MethodResult) {
+        let name = self.inventory.hcas[hca].name.clone();
+        self.row(gpu).hcas.get_mut(&name).unwrap().methods.insert(method, result.clone());
+    }
+
+    /// The result of one pair by both.
+    pub(crate) fn set_both(&mut self, gpu: usize, hca: usize, result: &MethodResult) {
+        for method in Method::ALL {
+            self.set(gpu, hca, method, result);
+        }
+    }
+
+    /// The result of all pairs by one method.
+    pub(crate) fn set_all(&mut self, method: Method, result: &MethodResult) {
+        for gpu in 0..self.inventory.gpus.len() {
+            (0..self.inventory.hcas.len()).for_each(|hca| self.set(gpu, hca, method, result));
+        }
+    }
+
+    /// A row that ended at a step before its HCAs, as its parent completes it.
+    pub(crate) fn stop(&mut self, gpu: usize, step: Step, end: End, outcome: Outcome) {
+        let code = end.code();
+        (0..self.inventory.hcas.len())
+            .for_each(|hca| self.set_both(gpu, hca, &result(outcome, Some(step), code.clone())));
+        self.row(gpu).stopped = Some(Stopped { step, hca: None, end, detail: String::new() });
+    }
+
+    /// A GPU that somebody else has.
+    pub(crate) fn busy(&mut self, gpu: usize) {
+        let code = Code::cuda(46, Some("CUDA_ERROR_DEVICE_UNAVAILABLE".into()));
+        self.stop(gpu, Step::Context, End::Refused(Some(code)), Outcome::Skipped);
+    }
+
+    /// A GPU whose child fell silent.
+    pub(crate) fn silent(&mut self, gpu: usize) {
+        self.stop(gpu, Step::Alloc, End::TimedOut, Outcome::Unknown);
+    }
+
+    pub(crate) fn port(&mut self, hca: usize, state: &str) {
+        state.clone_into(&mut self.inventory.hcas[hca].ports[0].state);
+    }
+
+    /// Leaves the first GPUs and HCAs.
+    pub(crate) fn truncate(&mut self, gpus: usize, hcas: usize) {
+        self.inventory.gpus.truncate(gpus);
+        self.inventory.hcas.truncate(hcas);
+        self.verify_all();
+    }
+
+    pub(crate) fn assess(&self) -> Assessment {
+        assess(&Input {
+            inventory: &self.inventory,
+            rows: &self.rows,
+            memory: &self.memory,
+            config: &self.config,
+            checked: self.checked,
+            now: Timestamp::UNIX_EPOCH,
+        })
+    }
+
+    /// Assesses and remembers, as the agent does at the end of a check.
+    pub(crate) fn finish_check(&mut self) -> Assessment {
+        let assessment = self.assess();
+        remember(&mut self.memory, &self.inventory, &assessment.pairs, Timestamp::UNIX_EPOCH);
+        assessment
+    }
+}
+
+pub(crate) fn result(outcome: Outcome, step: Option<Step>, code: Option<Code>) -> MethodResult {
+    MethodResult { outcome, step: step.map(|s| s.to_string()), code, duration_us: 1, mr: None }
+}
+
+/// A registration that answered an errno.
+pub(crate) fn refused(step: Step, errno: i32) -> MethodResult {
+    result(Outcome::Failed, Some(step), Some(Code::errno(errno)))
+}
+
+/// A path that is not there.
+pub(crate) fn unsupported(step: Step, errno: Option<i32>) -> MethodResult {
+    result(Outcome::Unsupported, Some(step), errno.map(Code::errno))
+}
+
+/// A step of the agent's own sandbox.
+pub(crate) fn unknown(step: Step, errno: Option<i32>) -> MethodResult {
+    result(Outcome::Unknown, Some(step), errno.map(Code::errno))
+}
