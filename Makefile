@@ -8,7 +8,7 @@ export LIBCLANG_PATH ?= /usr/lib/llvm-14/lib
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gdr-agent
 DENY := $(CACHE)/cargo-deny-0.20.2/bin/cargo-deny
 
-.PHONY: help demo demo-down test unit vm-test cluster-test lint fmt bench image manifests docs release prepare
+.PHONY: help demo demo-down test unit libcuda-test vm-test cluster-test lint fmt bench image manifests docs release prepare
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r n d; do printf '  make %-13s %s\n' "$$n" "$$d"; done
@@ -22,10 +22,14 @@ demo-down: ## End the demo's cluster
 
 test: ## Everything: set up, lint, unit, real libcuda, virtual machine, cluster
 	@tests/prepare test
-	@$(MAKE) --no-print-directory lint unit release image cluster-test
+	@$(MAKE) --no-print-directory lint unit libcuda-test release image vm-test cluster-test
 
 unit: prepare ## Unit tests and tests of the binary
 	cargo test --locked --workspace
+
+libcuda-test: prepare # NVIDIA's own libcuda, with no GPU behind it
+	tests/libcuda/deps
+	cargo test --locked --test libcuda -- --ignored
 
 vm-test: release ## Real kernel verbs (rdma_rxe) in a QEMU machine
 	cargo build --locked --release -p standin-cuda

@@ -186,6 +186,16 @@ fn memory_that_cannot_be_pinned_is_peermem_not_loaded() {
 
 #[test]
 #[ignore = "boots a virtual machine: make vm-test"]
+fn ordinary_ethernet_without_a_method_is_a_node_that_nobody_set_up() {
+    let check = Check::of("not-configured", 1);
+    let findings = check.report["findings"].as_array().expect("findings");
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_eq!(findings[0]["reason"], "NotConfigured");
+    assert_eq!(findings[0]["severity"], "info");
+}
+
+#[test]
+#[ignore = "boots a virtual machine: make vm-test"]
 fn the_same_with_the_module_is_peermem_refused() {
     let check = Check::of("vgem-with-module", 1);
     check.outcome("peermem", "failed", "ibv_reg_mr", "EFAULT (14)");
@@ -297,7 +307,7 @@ fn no_case_leaves_anything_in_the_kernel() {
         // The kernel's own: the list can be read at all.
         assert!(!held(case, "left", "pd").is_empty(), "{case}: not even the kernel's own PD");
     }
-    assert_eq!(looks, 17, "cases, and looks after a kill");
+    assert_eq!(looks, 18, "cases, and looks after a kill");
 }
 
 #[test]
