@@ -2,7 +2,16 @@
 
 use std::{path::Path, sync::Arc};
 
-use crate::{kubelet::Device, report::Report, store::write_atomically};
+use jiff::Timestamp;
+
+use crate::{
+    cli::Context,
+    hardware::Inventory,
+    kubelet::Device,
+    report::Report,
+    store::{Memory, write_atomically},
+    verdict::{self, Input, Stamp},
+};
 
 /// Name of the agent's socket in its run folder.
 pub const AGENT_SOCKET: &str = "agent.sock";
@@ -28,4 +37,58 @@ pub(super) fn write_report(run_dir: &Path, report: &Report) {
     if let Err(error) = written {
         tracing::warn!(%error, dir = %run_dir.display(), "can't write the report; the socket still has it");
     }
+}
+
+/// What is told before anything was checked: the stored report of this boot, else that nothing is
+/// known yet.
+pub(super) struct Pending<'a> {
+    pub(super) context: &'a Context,
+    pub(super) inventory: &'a Inventory,
+    pub(super) memory: &'a Memory,
+}
+
+impl Pending<'_> {
+    pub(super) fn published(&self) -> Published {
+        let now = Timestamp::now();
+        let rows = crate::probe::Rows::new();
+        let input = Input {
+            inventory: self.inventory,
+            rows: &rows,
+            memory: self.memory,
+            config: &self.context.config,
+            checked: false,
+            now,
+        };
+        let stamp = Stamp {
+            node: &self.context.node,
+            simulated: self.context.machine.simulated(),
+            started_at: now,
+            duration_ms: 0,
+        };
+        let mut report = verdict::assess(&input).into_report(self.inventory, &stamp);
+        if let (Some(stored), Some(verdict)) = (&self.memory.report, &self.memory.damping.published) {
+            report = stored.clone();
+            report.verdict = verdict.clone();
+        }
+        Published { report: Arc::new(report), devices: Vec::new(), checked: false }
+    }
+}
+
+/// Equal but for times that change with every check.
+pub(super) fn same(a: &Published, b: &Published) -> bool {
+    let timeless = |p: &Published| {
+        let mut report = p.report.as_ref().clone();
+        report.started_at = Timestamp::UNIX_EPOCH;
+        report.duration_ms = 0;
+        report.valid_until = None;
+        for pair in &mut report.pairs {
+            pair.checked_at = None;
+            for result in [&mut pair.dma_buf, &mut pair.peermem] {
+                result.duration_us = 0;
+                result.mr = None;
+            }
+        }
+        report
+    };
+    a.devices == b.devices && a.checked == b.checked && timeless(a) == timeless(b)
 }

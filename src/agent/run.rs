@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     future::Future,
-    io,
     path::{Path, PathBuf},
     pin::Pin,
     sync::Arc,
@@ -20,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     check::{self, Checked, Progress},
-    publish::{Published, write_report},
+    lock::{RunError, io_error, only_one},
+    publish::{Pending, Published, same, write_report},
     socket::{self, CheckRequest},
 };
 use crate::{
@@ -42,32 +42,6 @@ const TRIGGERED_APART: Duration = Duration::from_secs(10);
 /// Pauses between checks while what was seen and what is published differ.
 const CONFIRM: [u64; 5] = [10, 30, 60, 120, 300];
 
-/// Why the agent can't run.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// Another one runs here.
-    #[error("another gdr-agent ({owner}) runs on this node: it holds {}; stop it first", path.display())]
-    Second {
-        /// Its process id.
-        owner: String,
-        /// The lock.
-        path: PathBuf,
-    },
-    /// Something is not to be had.
-    #[error("{what}: {source}")]
-    Io {
-        /// What was tried.
-        what: String,
-        /// Why not.
-        source: io::Error,
-    },
-}
-
-fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
-    let what = what.into();
-    move |source| RunError::Io { what, source }
-}
-
 /// Runs until SIGTERM or SIGINT, and removes nothing.
 pub async fn run(context: Context, run_dir: PathBuf) -> Result<(), RunError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(io_error("can't wait for SIGTERM"))?;
@@ -86,33 +60,6 @@ pub async fn run(context: Context, run_dir: PathBuf) -> Result<(), RunError> {
     end.cancel();
     tracing::info!("the agent ends; labels, condition and resources stay as they are");
     result
-}
-
-/// The agent's lock; waits 30 s for another one to end.
-async fn only_one(run_dir: &Path) -> Result<std::fs::File, RunError> {
-    use rustix::fs::{FlockOperation, flock};
-    let path = run_dir.join("agent.lock");
-    std::fs::create_dir_all(run_dir).map_err(io_error(format!("can't make {}", run_dir.display())))?;
-    let file = std::fs::OpenOptions::new()
-        .create(true)
-        .read(true)
-        .write(true)
-        .truncate(false)
-        .open(&path)
-        .map_err(io_error(format!("can't open {}", path.display())))?;
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        if Instant::now() >= deadline {
-            let owner = std::fs::read_to_string(&path).unwrap_or_default();
-            return Err(RunError::Second { owner: format!("process {}", owner.trim()), path });
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    let pid = format!("{}\n", std::process::id());
-    file.set_len(0)
-        .and_then(|()| io::Write::write_all(&mut &file, pid.as_bytes()))
-        .map_err(io_error("can't write the lock"))?;
-    Ok(file)
 }
 
 type Running = Pin<Box<dyn Future<Output = (Inventory, Checked, Timestamp)> + Send>>;
@@ -438,60 +385,6 @@ impl Agent {
             })
             .collect()
     }
-}
-
-/// What is told before anything was checked: the stored report of this boot, else that nothing is
-/// known yet.
-struct Pending<'a> {
-    context: &'a Context,
-    inventory: &'a Inventory,
-    memory: &'a Memory,
-}
-
-impl Pending<'_> {
-    fn published(&self) -> Published {
-        let now = Timestamp::now();
-        let rows = crate::probe::Rows::new();
-        let input = Input {
-            inventory: self.inventory,
-            rows: &rows,
-            memory: self.memory,
-            config: &self.context.config,
-            checked: false,
-            now,
-        };
-        let stamp = Stamp {
-            node: &self.context.node,
-            simulated: self.context.machine.simulated(),
-            started_at: now,
-            duration_ms: 0,
-        };
-        let mut report = verdict::assess(&input).into_report(self.inventory, &stamp);
-        if let (Some(stored), Some(verdict)) = (&self.memory.report, &self.memory.damping.published) {
-            report = stored.clone();
-            report.verdict = verdict.clone();
-        }
-        Published { report: Arc::new(report), devices: Vec::new(), checked: false }
-    }
-}
-
-/// Equal but for times that change with every check.
-fn same(a: &Published, b: &Published) -> bool {
-    let timeless = |p: &Published| {
-        let mut report = p.report.as_ref().clone();
-        report.started_at = Timestamp::UNIX_EPOCH;
-        report.duration_ms = 0;
-        report.valid_until = None;
-        for pair in &mut report.pairs {
-            pair.checked_at = None;
-            for result in [&mut pair.dma_buf, &mut pair.peermem] {
-                result.duration_us = 0;
-                result.mr = None;
-            }
-        }
-        report
-    };
-    a.devices == b.devices && a.checked == b.checked && timeless(a) == timeless(b)
 }
 
 fn has_hardware() -> bool {

@@ -106,14 +106,7 @@ impl Supervisor {
         let made = tempfile_dir(&self.run_dir).and_then(|links| Ok((links, tempfile_dir(&self.run_dir)?)));
         let (links, no_mps) = match made {
             Ok(folders) => folders,
-            Err(error) => {
-                return row.stop(
-                    Step::Spawn,
-                    None,
-                    End::Refused(error.raw_os_error().map(Code::errno)),
-                    error.to_string(),
-                );
-            }
+            Err(error) => return row.not_started(&error),
         };
         let injected = found.file.parent().is_none_or(|dir| dir.as_os_str().is_empty());
         if !injected && let Err(error) = link_folder(&found.file, &links.0) {
@@ -122,14 +115,7 @@ impl Supervisor {
         let command = command(uuid, &no_mps.0, (!injected).then_some(links.0.as_path()));
         let mut child = match command.and_then(|mut c| c.spawn()) {
             Ok(child) => child,
-            Err(error) => {
-                return row.stop(
-                    Step::Spawn,
-                    None,
-                    End::Refused(error.raw_os_error().map(Code::errno)),
-                    error.to_string(),
-                );
-            }
+            Err(error) => return row.not_started(&error),
         };
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let complaints = tokio::spawn(collect(stderr));
@@ -262,6 +248,10 @@ async fn collect(stderr: Option<impl AsyncRead + Unpin>) -> Vec<String> {
 impl Row {
     fn stop(&mut self, step: Step, hca: Option<String>, end: End, detail: impl Into<String>) {
         self.stopped = Some(Stopped { step, hca, end, detail: detail.into() });
+    }
+
+    fn not_started(&mut self, error: &std::io::Error) {
+        self.stop(Step::Spawn, None, End::Refused(error.raw_os_error().map(Code::errno)), error.to_string());
     }
 
     /// Gives every pair of the plan its result: what a row that ended too early left out has the
