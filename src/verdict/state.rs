@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use crate::{
     diagnosis::Facts,
-    report::{Finding, GpuRole, HcaRole, Reason, State, Verdict},
+    report::{Finding, GpuRole, HcaRole, Method, Outcome, Pair, Reason, State, Verdict},
 };
 
 /// What a state is judged by.
@@ -40,8 +40,10 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
         .filter(|h| h.rail)
         .any(|h| !facts.pairs.iter().any(|p| p.hca == h.name && p.good == Some(true)));
     let counted_bad = facts.pairs.iter().any(|p| p.counted && p.good == Some(false));
+    let methods = &facts.config.check.methods;
     let skipped = |g: &crate::report::Gpu| {
-        g.skipped.is_some() || facts.pairs.iter().filter(|p| p.gpu == g.pci && p.counted).all(only_skipped)
+        g.skipped.is_some()
+            || facts.pairs.iter().filter(|p| p.gpu == g.pci && p.counted).all(|p| only_skipped(p, methods))
     };
     let open_gpus: Vec<_> = facts.gpus.iter().filter(|g| g.role == GpuRole::Eligible && g.served.is_none()).collect();
 
@@ -67,11 +69,10 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     }
 }
 
-fn only_skipped(pair: &crate::report::Pair) -> bool {
-    use crate::report::Outcome::{Skipped, Unknown};
-    pair.dma_buf.outcome != Unknown
-        && pair.peermem.outcome != Unknown
-        && [pair.dma_buf.outcome, pair.peermem.outcome].contains(&Skipped)
+/// Whether a pair is open for no other cause than that a method that counts was skipped.
+fn only_skipped(pair: &Pair, methods: &[Method]) -> bool {
+    let outcomes = || methods.iter().map(|m| pair.by(*m).outcome);
+    outcomes().all(|o| o != Outcome::Unknown) && outcomes().any(|o| o == Outcome::Skipped)
 }
 
 fn role_reason(facts: &Facts<'_>) -> Reason {
