@@ -215,6 +215,8 @@ fn a_lasting_fault_falls_at_once() {
     fs::write(&profile, format!("{PROFILE}{faults}\n")).unwrap();
     let report = agent.becomes("not-ready");
     assert_eq!(report["verdict"]["reason"], "PeermemNotLoaded");
+    let checks = metric(&agent.get("/metrics").1, "gdr_agent_checks_total");
+    assert!(checks <= 2.0, "the first one and the one that the change triggered, not {checks}");
     home.run(&["status"]).exits(1);
     assert_eq!(agent.terminate().0, Some(0));
 }

@@ -148,6 +148,10 @@ fn filters_narrow_the_check() {
     assert!(pairs(&report).iter().all(|p| p["peermem"]["mr"]["length"] == 64 << 10));
     // Narrowed to the method that is missing, the answer is another.
     home.check_with_faults("{ peermem: false }", &["--method", "peermem"]).exits(1);
+    // Where the one that was asked for is not offered, the adapters are not to blame.
+    let ran = home.check_with_faults("{ openModule: false }", &["--method", "dma-buf", "-o", "json"]).exits(3);
+    assert_eq!(ran.json()["verdict"]["reason"], "DmabufClosedModule");
+    assert!(ran.json()["hcas"].as_array().unwrap().iter().all(|h| h["role"] == "eligible"));
 }
 
 #[test]

@@ -89,11 +89,12 @@ fn is_incapable(hca: &HcaFacts, input: &Input<'_>) -> bool {
     let mut tried = false;
     for (gpu, row) in input.rows {
         let Some(answer) = row.hcas.get(&hca.name) else { continue };
-        let outcome = |m| answer.methods.get(&m).map_or(Outcome::Unsupported, |r| r.outcome);
-        let no_dma_buf = outcome(Method::DmaBuf) == Outcome::Unsupported;
+        // A method that nobody asked for says nothing.
+        let outcome = |m| answer.methods.get(&m).map(|r| r.outcome);
+        let no_dma_buf = outcome(Method::DmaBuf) == Some(Outcome::Unsupported);
         match outcome(Method::Peermem) {
-            Outcome::Unsupported if no_dma_buf => {}
-            Outcome::Failed if no_dma_buf && only_other_drivers_work(hca, *gpu, input) => {}
+            Some(Outcome::Unsupported) if no_dma_buf => {}
+            Some(Outcome::Failed) if no_dma_buf && only_other_drivers_work(hca, *gpu, input) => {}
             _ => return false,
         }
         tried = true;

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use crate::{
     diagnosis::Facts,
-    report::{Finding, GpuRole, HcaRole, Reason, Severity, State, Verdict},
+    report::{Finding, GpuRole, HcaRole, Method, Outcome, Pair, Reason, Severity, State, Verdict},
     store::Memory,
 };
 
@@ -22,7 +22,8 @@ pub struct View<'a> {
     pub now: Timestamp,
 }
 
-/// The first row of DESIGN's table that holds.
+/// The first state whose condition holds, in this order: nothing to say, not known yet, not ready,
+/// degraded, not known, ready.
 #[must_use]
 pub fn judge(view: &View<'_>) -> Verdict {
     let (state, reason) = match state_and_reason(view) {
@@ -46,8 +47,10 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
         .filter(|h| h.rail)
         .any(|h| !facts.pairs.iter().any(|p| p.hca == h.name && p.good == Some(true)));
     let counted_bad = facts.pairs.iter().any(|p| p.counted && p.good == Some(false));
+    let methods = &facts.config.check.methods;
     let skipped = |g: &crate::report::Gpu| {
-        g.skipped.is_some() || facts.pairs.iter().filter(|p| p.gpu == g.pci && p.counted).all(only_skipped)
+        g.skipped.is_some()
+            || facts.pairs.iter().filter(|p| p.gpu == g.pci && p.counted).all(|p| only_skipped(p, methods))
     };
     let open_gpus: Vec<_> = facts.gpus.iter().filter(|g| g.role == GpuRole::Eligible && g.served.is_none()).collect();
 
@@ -96,6 +99,10 @@ fn is_settling(view: &View<'_>) -> bool {
             | Reason::PeermemNotLoaded
             | Reason::FabricManagerDown
             | Reason::RailMissing => true,
+            // Lasting, but harmless as soon as the module is there.
+            Reason::DmabufClosedModule | Reason::DmabufVerbUnsupported => {
+                errors().any(|other| other.reason == Reason::PeermemNotLoaded)
+            }
             Reason::PortDown => f.hcas.iter().all(|name| {
                 view.facts.inventory.hca(name).is_some_and(|h| !view.memory.active_in_boot.contains(&h.key()))
             }),
@@ -103,11 +110,10 @@ fn is_settling(view: &View<'_>) -> bool {
         })
 }
 
-fn only_skipped(pair: &crate::report::Pair) -> bool {
-    use crate::report::Outcome::{Skipped, Unknown};
-    pair.dma_buf.outcome != Unknown
-        && pair.peermem.outcome != Unknown
-        && [pair.dma_buf.outcome, pair.peermem.outcome].contains(&Skipped)
+/// Whether a pair is open for no other cause than that a method that counts was skipped.
+fn only_skipped(pair: &Pair, methods: &[Method]) -> bool {
+    let outcomes = || methods.iter().map(|m| pair.by(*m).outcome);
+    outcomes().all(|o| o != Outcome::Unknown) && outcomes().any(|o| o == Outcome::Skipped)
 }
 
 fn role_reason(facts: &Facts<'_>) -> Reason {

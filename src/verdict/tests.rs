@@ -1,4 +1,4 @@
-//! The state table of DESIGN §4 row by row, what open pairs carry, and damping as histories.
+//! The state's table row by row, what open pairs carry, and damping as histories.
 
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use crate::{
     config::{Config, Pairs, Span},
     diagnosis::entry,
     probe::Step,
-    report::{Finding, HcaRole, Method, Outcome, Reason, Severity, State, Verdict},
+    report::{Finding, HcaRole, Method, Outcome, Reason, Severity, State, Transport, Verdict},
     store::Damping,
 };
 
@@ -64,6 +64,47 @@ mod table {
         assert_eq!(judged(&scene), (State::NotApplicable, Reason::NoRdmaHardware));
         scene.inventory.bare_functions = vec!["0000:18:00.0".parse().unwrap()];
         assert_eq!(judged(&scene), (State::NotReady, Reason::NoRdmaDevices));
+    }
+
+    /// Nothing is held against a driver that is still loading.
+    #[test]
+    fn shortly_after_boot_what_a_missing_driver_explains_is_not_known() {
+        let mut scene = Scene::new();
+        scene.inventory.peermem = false;
+        scene.set_all(Method::DmaBuf, &unsupported(Step::Export, None));
+        scene.set_all(Method::Peermem, &refused(Step::RegMr, 14));
+        assert_eq!(judged(&scene), (State::NotReady, Reason::PeermemNotLoaded), "booted long ago");
+        scene.inventory.booted_at = Some(Timestamp::UNIX_EPOCH);
+        assert_eq!(judged(&scene), (State::Unknown, Reason::DriverNotReady));
+        scene.set_both(0, 0, &refused(Step::RegMr, 12));
+        assert_eq!(judged(&scene).0, State::NotReady, "a refusal for another cause is no driver that loads");
+    }
+
+    #[test]
+    fn shortly_after_boot_a_port_that_was_active_since_is_down_all_the_same() {
+        let mut scene = Scene::new();
+        scene.inventory.booted_at = Some(Timestamp::UNIX_EPOCH);
+        scene.port(4, "DOWN");
+        assert_eq!(judged(&scene), (State::Unknown, Reason::DriverNotReady));
+        let key = scene.inventory.hcas[4].key();
+        scene.memory.saw_active([key]);
+        assert_eq!(judged(&scene), (State::Degraded, Reason::PortDown));
+    }
+
+    #[test]
+    fn ordinary_ethernet_without_any_method_is_not_configured() {
+        let mut scene = Scene::new();
+        scene.inventory.peermem = false;
+        scene.set_all(Method::DmaBuf, &unsupported(Step::Export, None));
+        scene.set_all(Method::Peermem, &refused(Step::RegMr, 14));
+        for hca in &mut scene.inventory.hcas {
+            hca.transport = Transport::Roce;
+            hca.ports[0].rate_gbps = Some(25.0.into());
+        }
+        assert_eq!(judged(&scene), (State::NotReady, Reason::NotConfigured));
+        assert!(scene.assess().findings.iter().all(|f| f.severity == Severity::Info));
+        scene.inventory.hcas[0].ports[0].rate_gbps = Some(400.0.into());
+        assert_eq!(judged(&scene), (State::NotReady, Reason::PeermemNotLoaded), "nobody buys that for nothing");
     }
 
     #[test]
