@@ -135,6 +135,14 @@ fn of_processes(case: &str, name: &str, kind: &str) -> Vec<Value> {
     held(case, name, kind).into_iter().filter(|object| object.get("pid").is_some()).collect()
 }
 
+#[track_caller]
+fn nothing_of_ours(case: &str, name: &str) {
+    for kind in ["mr", "pd", "qp", "ctx"] {
+        let left = of_processes(case, name, kind);
+        assert!(left.is_empty(), "{case}: {kind} {name}: {left:?}");
+    }
+}
+
 #[test]
 #[ignore = "boots a virtual machine: make vm-test"]
 fn pair_is_verified_by_peermem_with_the_kernels_keys() {
@@ -266,6 +274,7 @@ fn a_child_that_is_killed_is_unknown_and_leaves_nothing() {
         let before = of_processes(case, "during", kind);
         assert!(before.iter().any(|o| o["pid"].to_string() == child), "no {kind} of {child}: {before:?}");
     }
+    nothing_of_ours(case, "after-kill");
     let check = Check::of(case, 3);
     check.outcome("peermem", "unknown", "ibv_reg_mr", "SIGKILL (9)");
     check.finding("ProbeCrashed", "agent");
@@ -280,6 +289,7 @@ fn a_child_dies_with_its_agent_and_leaves_nothing() {
     let before = of_processes(case, "during", "mr");
     let child = section(case, "stopped");
     assert!(before.iter().any(|o| o["pid"].to_string() == child), "no region of {child}: {before:?}");
+    nothing_of_ours(case, "after-kill");
 }
 
 #[test]
@@ -288,10 +298,7 @@ fn no_case_leaves_anything_in_the_kernel() {
     let mut looks = 0;
     for (case, sections) in GUEST.iter() {
         for name in ["after-kill", "left"].into_iter().filter(|name| sections.contains_key(*name)) {
-            for kind in ["mr", "pd", "qp", "ctx"] {
-                let left = of_processes(case, name, kind);
-                assert!(left.is_empty(), "{case}: {kind} {name}: {left:?}");
-            }
+            nothing_of_ours(case, name);
             looks += 1;
         }
         // The kernel's own: the list can be read at all.
