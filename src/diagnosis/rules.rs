@@ -247,11 +247,10 @@ fn classify(
             return Some((Reason::DmabufVerbUnsupported, lacking));
         }
         Outcome::Unsupported if method == Method::DmaBuf => return Some((Reason::DmabufClosedModule, lacking)),
-        Outcome::Unsupported => return None,
         Outcome::Failed if method == Method::DmaBuf => Reason::DmabufRefused,
         Outcome::Failed if errno == Some(14) && !facts.inventory.peermem => Reason::PeermemNotLoaded,
         Outcome::Failed if is(step, &[Step::RegMr]) => Reason::PeermemRefused,
-        Outcome::Failed => return None,
+        Outcome::Unsupported | Outcome::Failed => return None,
     };
     Some((reason, harm(Severity::Error)))
 }

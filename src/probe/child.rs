@@ -136,7 +136,7 @@ fn with_memory(
     memory.free().map_err(at(Step::Free))
 }
 
-/// Where the loader took libcuda from, by proc_pid_maps(5).
+/// Where the loader took libcuda from, by `proc_pid_maps(5)`.
 fn loaded_libcuda(plan: &Plan) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines()

@@ -31,7 +31,7 @@ fn parse(text: &str) -> BTreeMap<String, BTreeMap<String, String>> {
     for line in text.lines() {
         if let Some(name) = line.strip_prefix("@@CASE ") {
             case = Some(name.to_owned());
-            section = "case".to_owned();
+            "case".clone_into(&mut section);
         } else if let Some(name) = line.strip_prefix("@@SECTION ") {
             name.clone_into(&mut section);
         } else if line.starts_with("@@END ") {
@@ -269,10 +269,10 @@ fn a_port_down_after_it_was_active_is_a_finding() {
 #[ignore = "boots a virtual machine: make vm-test"]
 fn a_child_that_is_killed_is_unknown_and_leaves_nothing() {
     let case = "child-killed";
-    let child = section(case, "stopped");
+    let child: u64 = section(case, "stopped").parse().expect("a process was met");
     for kind in ["mr", "pd"] {
         let before = of_processes(case, "during", kind);
-        assert!(before.iter().any(|o| o["pid"].to_string() == child), "no {kind} of {child}: {before:?}");
+        assert!(before.iter().any(|o| o["pid"] == child), "no {kind} of {child}: {before:?}");
     }
     nothing_of_ours(case, "after-kill");
     let check = Check::of(case, 3);
@@ -287,8 +287,8 @@ fn a_child_dies_with_its_agent_and_leaves_nothing() {
     let case = "agent-killed";
     assert_eq!(section(case, "status"), "137");
     let before = of_processes(case, "during", "mr");
-    let child = section(case, "stopped");
-    assert!(before.iter().any(|o| o["pid"].to_string() == child), "no region of {child}: {before:?}");
+    let child: u64 = section(case, "stopped").parse().expect("a process was met");
+    assert!(before.iter().any(|o| o["pid"] == child), "no region of {child}: {before:?}");
     nothing_of_ours(case, "after-kill");
 }
 
