@@ -31,7 +31,7 @@ fn parse(text: &str) -> BTreeMap<String, BTreeMap<String, String>> {
     for line in text.lines() {
         if let Some(name) = line.strip_prefix("@@CASE ") {
             case = Some(name.to_owned());
-            section = "case".to_owned();
+            "case".clone_into(&mut section);
         } else if let Some(name) = line.strip_prefix("@@SECTION ") {
             name.clone_into(&mut section);
         } else if line.starts_with("@@END ") {
@@ -133,6 +133,14 @@ fn held(case: &str, name: &str, kind: &str) -> Vec<Value> {
 /// Objects that belong to a process. The kernel's own have none.
 fn of_processes(case: &str, name: &str, kind: &str) -> Vec<Value> {
     held(case, name, kind).into_iter().filter(|object| object.get("pid").is_some()).collect()
+}
+
+#[track_caller]
+fn nothing_of_ours(case: &str, name: &str) {
+    for kind in ["mr", "pd", "qp", "ctx"] {
+        let left = of_processes(case, name, kind);
+        assert!(left.is_empty(), "{case}: {kind} {name}: {left:?}");
+    }
 }
 
 #[test]
@@ -271,11 +279,12 @@ fn a_port_down_after_it_was_active_is_a_finding() {
 #[ignore = "boots a virtual machine: make vm-test"]
 fn a_child_that_is_killed_is_unknown_and_leaves_nothing() {
     let case = "child-killed";
-    let child = section(case, "stopped");
+    let child: u64 = section(case, "stopped").parse().expect("a process was met");
     for kind in ["mr", "pd"] {
         let before = of_processes(case, "during", kind);
-        assert!(before.iter().any(|o| o["pid"].to_string() == child), "no {kind} of {child}: {before:?}");
+        assert!(before.iter().any(|o| o["pid"] == child), "no {kind} of {child}: {before:?}");
     }
+    nothing_of_ours(case, "after-kill");
     let check = Check::of(case, 3);
     check.outcome("peermem", "unknown", "ibv_reg_mr", "SIGKILL (9)");
     check.finding("ProbeCrashed", "agent");
@@ -288,8 +297,9 @@ fn a_child_dies_with_its_agent_and_leaves_nothing() {
     let case = "agent-killed";
     assert_eq!(section(case, "status"), "137");
     let before = of_processes(case, "during", "mr");
-    let child = section(case, "stopped");
-    assert!(before.iter().any(|o| o["pid"].to_string() == child), "no region of {child}: {before:?}");
+    let child: u64 = section(case, "stopped").parse().expect("a process was met");
+    assert!(before.iter().any(|o| o["pid"] == child), "no region of {child}: {before:?}");
+    nothing_of_ours(case, "after-kill");
 }
 
 #[test]
@@ -298,10 +308,7 @@ fn no_case_leaves_anything_in_the_kernel() {
     let mut looks = 0;
     for (case, sections) in GUEST.iter() {
         for name in ["after-kill", "left"].into_iter().filter(|name| sections.contains_key(*name)) {
-            for kind in ["mr", "pd", "qp", "ctx"] {
-                let left = of_processes(case, name, kind);
-                assert!(left.is_empty(), "{case}: {kind} {name}: {left:?}");
-            }
+            nothing_of_ours(case, name);
             looks += 1;
         }
         // The kernel's own: the list can be read at all.
