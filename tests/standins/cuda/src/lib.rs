@@ -223,7 +223,7 @@ entry! {
 
     fn cuMemGetHandleForAddressRange(handle: *mut c_void, pointer: u64, size: usize, kind: c_int, flags: u64) |state| {
         state.current()?;
-        if handle.is_null() || kind != 1 || flags > 1 || size == 0 || pointer % 4096 != 0 || size % 4096 != 0 {
+        if handle.is_null() || kind != 1 || flags > 1 || size == 0 || !pointer.is_multiple_of(4096) || !size.is_multiple_of(4096) {
             return Err(INVALID_VALUE);
         }
         let range = state.range(pointer, size)?;
@@ -263,7 +263,7 @@ entry! {
     fn cuMemsetD32_v2(pointer: u64, word: c_uint, count: usize) |state| {
         state.current()?;
         let bytes = count.checked_mul(4).ok_or(INVALID_VALUE)?;
-        if pointer % 4 != 0 {
+        if !pointer.is_multiple_of(4) {
             return Err(INVALID_VALUE);
         }
         state.range(pointer, bytes)?;
