@@ -20,7 +20,7 @@ struct Raised {
     severity: Option<Severity>,
     gpus: Vec<PciAddress>,
     hcas: Vec<String>,
-    method: Option<Method>,
+    methods: Vec<Method>,
     evidence: Vec<String>,
 }
 
@@ -79,7 +79,8 @@ fn finding(reason: Reason, raised: Raised, facts: &Facts<'_>) -> Finding {
         who: row.who,
         gpus: raised.gpus,
         hcas: raised.hcas,
-        method: raised.method,
+        // One that concerns both methods names none.
+        method: <[Method; 1]>::try_from(raised.methods).ok().map(|[only]| only),
         message,
         evidence: raised.evidence,
         remedy: row.remedy.to_owned(),
@@ -192,7 +193,7 @@ fn method_result(pair: &Pair, method: Method, facts: &Facts<'_>, out: &mut Gathe
     let code = result.code.as_ref().map(ToString::to_string).unwrap_or_default();
     let evidence = format!("{step} {code}").trim().to_owned();
     let raised = out.raise(reason, severity, Some(pair.gpu), Some(&pair.hca), evidence);
-    raised.method = Some(method);
+    push_new(&mut raised.methods, Some(method));
     if reason == Reason::MemlockLimit
         && let Some(limits) = row.limits
     {
