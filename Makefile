@@ -13,8 +13,7 @@ DENY := $(CACHE)/cargo-deny-0.20.2/bin/cargo-deny
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r n d; do printf '  make %-13s %s\n' "$$n" "$$d"; done
 
-demo: release image ## A simulated check, then a real cluster on this machine with the agent in it
-	@tests/cluster/deps
+demo: release ## A simulated check, then a real cluster on this machine with the agent in it
 	@tests/cluster/demo
 
 demo-down: ## End the demo's cluster
