@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use crate::probe::lock_within;
 
 /// Why the agent can't run.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +36,6 @@ pub(super) fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> Run
 
 /// The agent's lock; waits 30 s for another one to end.
 pub(super) async fn only_one(run_dir: &Path) -> Result<std::fs::File, RunError> {
-    use rustix::fs::{FlockOperation, flock};
     let path = run_dir.join("agent.lock");
     std::fs::create_dir_all(run_dir).map_err(io_error(format!("can't make {}", run_dir.display())))?;
     let file = std::fs::OpenOptions::new()
@@ -46,13 +45,9 @@ pub(super) async fn only_one(run_dir: &Path) -> Result<std::fs::File, RunError> 
         .truncate(false)
         .open(&path)
         .map_err(io_error(format!("can't open {}", path.display())))?;
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        if Instant::now() >= deadline {
-            let owner = std::fs::read_to_string(&path).unwrap_or_default();
-            return Err(RunError::Second { owner: format!("process {}", owner.trim()), path });
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    if !lock_within(&file, Duration::from_secs(30)).await {
+        let owner = std::fs::read_to_string(&path).unwrap_or_default();
+        return Err(RunError::Second { owner: format!("process {}", owner.trim()), path });
     }
     let pid = format!("{}\n", std::process::id());
     file.set_len(0)

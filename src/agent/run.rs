@@ -274,7 +274,7 @@ impl Agent {
         let now = Timestamp::now();
         let context = Arc::clone(&self.context);
         let config = &context.config;
-        let known = self.checked_here || self.checked.rows.is_empty() && !self.checked_in_boot;
+        let known = self.checked_here || !self.checked_in_boot;
         let assessment = self.assess(now);
         if full_check {
             verdict::remember(&mut self.memory, &self.inventory, &assessment.pairs, now);
@@ -283,11 +283,7 @@ impl Agent {
         let old = self.tell.borrow().report.verdict.clone();
         let seen = damping::Seen { verdict: &assessment.verdict, findings: &assessment.findings, full_check, now };
         // Before this process has checked, an earlier one's verdict of this boot stands.
-        let verdict = if known || self.memory.damping.published.is_none() {
-            damping::step(&mut self.memory.damping, &config.policy, &seen)
-        } else {
-            old.clone()
-        };
+        let verdict = if known { damping::step(&mut self.memory.damping, &config.policy, &seen) } else { old.clone() };
         if (old.state, old.reason) != (verdict.state, verdict.reason) {
             tracing::info!(from = %old.state, to = %verdict.state, reason = %verdict.reason, message = %verdict.message, "the node's state has changed");
             self.metrics.transition(old.state, verdict.state);

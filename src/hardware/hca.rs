@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -48,19 +47,6 @@ pub struct DeviceNode {
     pub name: String,
     /// Its path beneath `--dev-root`.
     pub path: PathBuf,
-    /// What stands there.
-    pub there: NodeKind,
-}
-
-/// What stands where a device node should.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeKind {
-    /// The right character device.
-    Device,
-    /// Nothing.
-    Missing,
-    /// A file, or another device than sysfs has it.
-    Wrong,
 }
 
 impl HcaFacts {
@@ -145,7 +131,8 @@ fn read_port(dir: &Path, number: u32) -> Port {
     Port { number, state, rate_gbps: rate.map(Into::into), subnet_prefix }
 }
 
-/// The node whose `ibdev` is this device; sysfs says which major and minor it must have.
+/// The node whose `ibdev` is this device. Whether it is there, and can be opened, the child finds
+/// out.
 fn device_node(roots: &Roots, hca: &Path) -> Option<DeviceNode> {
     let ibdev = hca.file_name()?.to_str()?;
     let verbs = roots.sysfs.join("class/infiniband_verbs");
@@ -154,17 +141,7 @@ fn device_node(roots: &Roots, hca: &Path) -> Option<DeviceNode> {
         .filter(|name| name.starts_with("uverbs"))
         .find(|name| read_trimmed(&verbs.join(name).join("ibdev")).as_deref() == Some(ibdev))?;
     let path = roots.dev.join("infiniband").join(&name);
-    let expected = read_trimmed(&verbs.join(&name).join("dev"));
-    let there = match fs::metadata(&path) {
-        Err(_) => NodeKind::Missing,
-        Ok(meta) if !meta.file_type().is_char_device() => NodeKind::Wrong,
-        Ok(meta) => {
-            let rdev = meta.rdev();
-            let number = format!("{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev));
-            if expected.is_none_or(|e| e == number) { NodeKind::Device } else { NodeKind::Wrong }
-        }
-    };
-    Some(DeviceNode { name, path, there })
+    Some(DeviceNode { name, path })
 }
 
 /// `NVSwitch` systems have `ConnectX` functions that only manage NVLink; their VPD says so.

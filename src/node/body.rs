@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::CONDITION;
 use crate::{
     config::Publish,
-    report::{GpuRole, Method, Reason, Report, State, TopologyKind, Transport, Verdict},
+    report::{Method, Reason, Report, State, TopologyKind, Transport, Verdict},
 };
 
 const MESSAGE_LIMIT: usize = 1024;
@@ -58,7 +58,7 @@ pub(super) fn desired(report: &Report, publish: &Publish) -> Desired {
 
 /// What is worth selecting by, on a node that works at least in part.
 fn facts(report: &Report) -> Vec<(&'static str, String)> {
-    let gpus = report.gpus.iter().filter(|g| matches!(g.role, GpuRole::Eligible | GpuRole::Lost));
+    let gpus = report.gpus.iter().filter(|g| g.role.counts());
     let rails: Vec<_> = report.hcas.iter().filter(|h| h.rail).collect();
     let has = |method: Method| {
         let mut closed = report.pairs.iter().filter(|p| p.counted && p.good.is_some()).peekable();

@@ -5,12 +5,14 @@
 
 pub mod child;
 mod library;
+mod lock;
 mod machine;
 mod method;
 pub mod protocol;
 pub mod supervisor;
 
 pub use library::{Found, find_libcuda};
+pub(crate) use lock::lock_within;
 pub use machine::{Answer, Machine, RealMachine, Rows, Task};
 pub use protocol::{GpuAnswer, HcaAnswer, Limits, Plan, Row, Step};
 pub use supervisor::Supervisor;

@@ -202,6 +202,14 @@ pub struct Stopped {
     pub detail: String,
 }
 
+impl Stopped {
+    /// Whether somebody else has the GPU: `DEVICE_UNAVAILABLE`, `OUT_OF_MEMORY`.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(self.end, End::Refused(_)) && matches!(self.end.code().and_then(|c| c.as_cuda()), Some(46 | 2))
+    }
+}
+
 /// How a row can end too early.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {

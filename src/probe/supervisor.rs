@@ -18,6 +18,7 @@ use tokio::{
 
 use super::{
     library::{Found, link_folder},
+    lock::lock_within,
     protocol::{End, Line, Plan, Row, Step, Stopped},
 };
 use crate::{
@@ -77,7 +78,6 @@ impl Supervisor {
 
     /// The GPU's lock; without a writable folder there is none to take, and nobody to meet.
     async fn lock(&self, gpu: PciAddress, limit: Duration) -> Result<Option<std::fs::File>, String> {
-        use rustix::fs::{FlockOperation, flock};
         let path = self.run_dir.join(format!("gpu-{gpu}.lock"));
         let open = || {
             std::fs::create_dir_all(&self.run_dir)?;
@@ -90,14 +90,11 @@ impl Supervisor {
                 return Ok(None);
             }
         };
-        let deadline = Instant::now() + limit;
-        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if Instant::now() >= deadline {
-                return Err(format!("another gdr-agent has held {} for {}s", path.display(), limit.as_secs()));
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        if lock_within(&file, limit).await {
+            Ok(Some(file))
+        } else {
+            Err(format!("another gdr-agent has held {} for {}s", path.display(), limit.as_secs()))
         }
-        Ok(Some(file))
     }
 
     async fn run_child(&self, plan: &Plan, uuid: Option<&str>, found: &Found, limit: Duration, row: &mut Row) {
@@ -278,8 +275,7 @@ impl Stopped {
     /// whose memory is broken.
     fn outcome(&self) -> Outcome {
         match (&self.end, self.end.code().and_then(|c| c.as_cuda())) {
-            // DEVICE_UNAVAILABLE, OUT_OF_MEMORY: somebody else has it.
-            (End::Refused(_), Some(46 | 2)) => Outcome::Skipped,
+            _ if self.is_busy() => Outcome::Skipped,
             // ECC_UNCORRECTABLE
             (End::Refused(_), Some(214)) => Outcome::Failed,
             _ => Outcome::Unknown,

@@ -40,7 +40,7 @@ fn headline(out: &mut String, report: &Report, style: Style) {
     };
     let simulated = if report.simulated { " (simulated)" } else { "" };
     let served = report.gpus.iter().filter(|g| g.served == Some(true)).count();
-    let counted = report.gpus.iter().filter(|g| matches!(g.role, GpuRole::Eligible | GpuRole::Lost)).count();
+    let counted = report.gpus.iter().filter(|g| g.role.counts()).count();
     let rails = report.hcas.iter().filter(|h| h.rail).count();
     let _ = writeln!(
         out,

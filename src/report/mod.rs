@@ -118,6 +118,14 @@ pub enum GpuRole {
     Lost,
 }
 
+impl GpuRole {
+    /// Whether the node's state speaks of such a GPU.
+    #[must_use]
+    pub fn counts(self) -> bool {
+        matches!(self, Self::Eligible | Self::Lost)
+    }
+}
+
 /// One HCA.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -49,10 +49,16 @@ impl SimulatedMachine {
         last.clone()
     }
 
+    /// The machine as a profile has it.
+    fn shown(&self, profile: &Profile) -> Inventory {
+        let mut inventory = profile.machine().unwrap_or_else(|_| profiles::empty());
+        inventory.boot_id.clone_from(&self.boot_id);
+        inventory
+    }
+
     /// Whether the faults are others than at the last call: a fault in a registration shows only to
     /// a check, and a real machine's would come with a change that the agent sees.
-    fn results_changed(&self) -> bool {
-        let faults = self.profile().faults;
+    fn faults_changed(&self, faults: Vec<Fault>) -> bool {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = *seen != faults;
         *seen = faults;
@@ -67,13 +73,12 @@ impl SimulatedMachine {
 
 impl Machine for SimulatedMachine {
     fn inventory(&self) -> Inventory {
-        let mut inventory = self.profile().machine().unwrap_or_else(|_| profiles::empty());
-        inventory.boot_id.clone_from(&self.boot_id);
-        inventory
+        self.shown(&self.profile())
     }
 
     fn changed_since(&self, last: &Inventory) -> bool {
-        self.inventory() != *last || self.results_changed()
+        let profile = self.profile();
+        self.shown(&profile) != *last || self.faults_changed(profile.faults)
     }
 
     fn probe(&self, task: Task) -> Answer<'_> {

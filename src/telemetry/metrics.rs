@@ -8,7 +8,7 @@ use prometheus_client::{
 
 use crate::{
     agent::{Published, check::Checked},
-    report::{GpuRole, Outcome, State},
+    report::{Outcome, State},
 };
 
 /// Label sets, each a list of names.
@@ -144,7 +144,7 @@ impl Metrics {
                 .get_or_create(&ByReason { reason: finding.reason.to_string(), who: finding.who.to_string() })
                 .set(1);
         }
-        self.gpus.set(count(report.gpus.iter().filter(|g| matches!(g.role, GpuRole::Eligible | GpuRole::Lost))));
+        self.gpus.set(count(report.gpus.iter().filter(|g| g.role.counts())));
         self.gpus_served.set(count(report.gpus.iter().filter(|g| g.served == Some(true))));
         let rails = || report.hcas.iter().filter(|h| h.rail);
         self.rails.set(count(rails()));

@@ -141,10 +141,7 @@ fn gpu(input: &Input<'_>, roles: &roles::Roles, nearest: &nearest::Nearest, pair
         dma_buf_supported: row.and_then(|r| r.gpu.dma_buf),
         nearest: names,
         served: pairs::served(input, roles, nearest, pairs, g),
-        skipped: row.and_then(|r| r.stopped.as_ref()).and_then(|s| match s.end.code().and_then(|c| c.as_cuda()) {
-            Some(46 | 2) => Some(Reason::GpuBusy),
-            _ => None,
-        }),
+        skipped: row.and_then(|r| r.stopped.as_ref()).filter(|s| s.is_busy()).map(|_| Reason::GpuBusy),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
         Inventory,
         topology::{Seat, distance},
     },
-    report::{Distance, GpuRole, HcaRole},
+    report::{Distance, HcaRole},
 };
 
 pub(super) struct Nearest {
@@ -39,13 +39,7 @@ pub(super) fn find(inventory: &Inventory, roles: &Roles) -> Nearest {
         .collect();
     let of_gpu: Vec<Vec<usize>> = distances.iter().map(|row| nearest_of(row, &candidates, inventory)).collect();
     let rail = (0..hcas.len())
-        .map(|h| {
-            counts(h)
-                && of_gpu
-                    .iter()
-                    .zip(&roles.gpus)
-                    .any(|(near, role)| matches!(role, GpuRole::Eligible | GpuRole::Lost) && near.contains(&h))
-        })
+        .map(|h| counts(h) && of_gpu.iter().zip(&roles.gpus).any(|(near, role)| role.counts() && near.contains(&h)))
         .collect();
     Nearest { distance: distances, of_gpu, rail }
 }

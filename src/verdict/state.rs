@@ -36,8 +36,7 @@ pub fn judge(view: &View<'_>) -> Verdict {
 
 fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     let facts = view.facts;
-    let served: Vec<Option<bool>> =
-        facts.gpus.iter().filter(|g| matches!(g.role, GpuRole::Eligible | GpuRole::Lost)).map(|g| g.served).collect();
+    let served: Vec<Option<bool>> = facts.gpus.iter().filter(|g| g.role.counts()).map(|g| g.served).collect();
     let worst = || view.findings.first().map_or(Reason::RailMissing, |f| f.reason);
     let rail_without_port =
         facts.inventory.hcas.iter().zip(facts.hcas).any(|(f, h)| h.rail && h.role != HcaRole::Away && !f.usable());
@@ -132,7 +131,7 @@ fn message(view: &View<'_>, state: State, reason: Reason) -> String {
         facts.inventory.hcas.iter().zip(facts.hcas).filter(|(f, h)| {
             h.rail && f.usable() && facts.pairs.iter().any(|p| p.hca == h.name && p.good == Some(true))
         });
-    let gpus = facts.gpus.iter().filter(|g| matches!(g.role, GpuRole::Eligible | GpuRole::Lost));
+    let gpus = facts.gpus.iter().filter(|g| g.role.counts());
     let served = gpus.clone().filter(|g| g.served == Some(true)).count();
     let open = gpus.clone().filter(|g| g.served.is_none()).count();
     let counts = format!("{} of {rails} rails, {served} of {} GPUs served", good.count(), gpus.count());
