@@ -90,6 +90,61 @@ fn a_library_of_another_version_is_passed_over() {
     assert!(evidence(finding(&report, "DriverAbsent")).contains(text(&place)));
 }
 
+/// Where drivers, driver containers and the clouds put the library, beneath the node's root.
+const PLACES: &[&str] = &[
+    "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
+    "run/nvidia/driver/usr/lib64",
+    "home/kubernetes/bin/nvidia/lib64",
+    "opt/nvidia/lib64",
+    "usr/local/nvidia/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "lib64",
+    "usr/local/glibc/usr/lib",
+    "run/opengl-driver/lib",
+];
+
+/// What lies beside the library on a node and would end any process of the image that took it.
+const POISON: &[&str] =
+    &["libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1", "libibverbs.so.1"];
+
+/// The library itself, not a link to it, is at each place in turn; nothing else of the place is taken.
+#[test]
+#[ignore = "needs NVIDIA's libcuda: make test fetches it"]
+fn found_at_each_place_with_a_poisoned_libc_beside_it() {
+    let root = fetched();
+    let version = version(&root);
+    let home = Home::new();
+    let tree = Tree::new();
+    tree.driver(&version);
+    tree.gpu("0000:13:00.0");
+    tree.hca("mlx5_0", "0000:14:00.0", "4: ACTIVE");
+    let file = format!("libcuda.so.{version}");
+    let folder = home.path("library");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(root.join(PLACE).join(&file), folder.join(&file)).unwrap();
+    symlink(&file, folder.join("libcuda.so.1")).unwrap();
+    for name in POISON {
+        fs::write(folder.join(name), "poison").unwrap();
+    }
+    for place in PLACES {
+        let place = home.path("host").join(place);
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        fs::rename(&folder, &place).unwrap();
+        for mode in ["host", "auto"] {
+            let mut command = home.agent(&["check", "-o", "json"]);
+            command.args(tree.flags()).env("GDR_AGENT_DRIVER_MODE", mode);
+            stopped_at_init(&Ran::of(command).exits(3).json());
+        }
+        fs::rename(&place, &folder).unwrap();
+    }
+    // The poison works: with the place itself on the loader's path the child does not even start.
+    let mut command = home.agent(&["check", "-o", "json"]);
+    command.args(tree.flags()).env("GDR_AGENT_DRIVER_MODE", "runtime").env("LD_LIBRARY_PATH", &folder);
+    assert!(!command.output().unwrap().status.success());
+}
+
 /// What a runtime class or CDI injects comes by the loader's path.
 #[test]
 #[ignore = "needs NVIDIA's libcuda: make test fetches it"]
