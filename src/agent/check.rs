@@ -10,9 +10,10 @@ use jiff::Timestamp;
 use tokio::sync::Semaphore;
 
 use crate::{
-    config::Config,
+    config::{ByteSize, Config},
     hardware::Inventory,
     probe::{Machine, Rows, Task},
+    report::Outcome,
     store::Memory,
     verdict::{self, Assessment, Input, hcas_to_probe, is_checked},
 };
@@ -24,6 +25,15 @@ pub struct Checked {
     pub rows: Rows,
     /// How long it took.
     pub took: Duration,
+}
+
+impl Checked {
+    /// Whether a transfer went wrong in it.
+    #[must_use]
+    pub fn has_failed_transfer(&self) -> bool {
+        let results = self.rows.values().flat_map(|row| row.hcas.values()).flat_map(|hca| hca.methods.values());
+        results.filter_map(|result| result.loopback.as_ref()).any(|loopback| loopback.outcome == Outcome::Failed)
+    }
 }
 
 /// Says on a terminal how far a check is.
@@ -48,8 +58,16 @@ impl Progress {
     }
 }
 
-/// Probes every GPU that a check touches with every HCA that it touches.
-pub async fn probe_all(machine: &dyn Machine, inventory: &Inventory, config: &Config, progress: &Progress) -> Checked {
+/// Probes every GPU that a check touches with every HCA that it touches; `loopback`: with the proof by
+/// transfer.
+pub async fn probe_all(
+    machine: &dyn Machine,
+    inventory: &Inventory,
+    config: &Config,
+    loopback: bool,
+    progress: &Progress,
+) -> Checked {
+    let bytes = |size: ByteSize| usize::try_from(size.0).unwrap_or(usize::MAX);
     let start = Instant::now();
     let hcas = hcas_to_probe(inventory, config);
     let gpus: Vec<_> = inventory.gpus.iter().filter(|g| is_checked(g)).cloned().collect();
@@ -63,7 +81,8 @@ pub async fn probe_all(machine: &dyn Machine, inventory: &Inventory, config: &Co
             gpu,
             hcas: hcas.clone(),
             methods: config.check.methods.clone(),
-            size: usize::try_from(config.check.size.0).unwrap_or(usize::MAX),
+            size: bytes(config.check.size),
+            deep: loopback.then(|| bytes(config.check.deep_size)),
             limit: config.check.timeout.0,
             driver: inventory.nvidia.as_ref().map(|n| n.version.clone()),
         };

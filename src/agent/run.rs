@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     cli::Context,
-    config::{Interval, PublishMode},
+    config::{Interval, Loopback, PublishMode},
     hardware::{HcaFacts, Inventory, Roots},
     kubelet::{self, Device, Supervised},
     node,
@@ -187,6 +187,13 @@ impl Agent {
     fn begin(&self) -> Running {
         let context = Arc::clone(&self.context);
         let started_at = Timestamp::now();
+        let loopback = match self.context.config.check.loopback {
+            Loopback::Never => false,
+            // A transfer that went wrong is tried again until it goes well: a registration alone is no
+            // proof that it would.
+            Loopback::Start => !self.checked_here || self.checked.has_failed_transfer(),
+            Loopback::Always => true,
+        };
         Box::pin(async move {
             let machine = Arc::clone(&context.machine);
             let inventory = tokio::task::spawn_blocking(move || machine.inventory()).await;
@@ -195,8 +202,14 @@ impl Agent {
                 tracing::error!("the look at the hardware broke off");
                 return (context.machine.inventory(), Checked::default(), started_at);
             };
-            let checked =
-                check::probe_all(context.machine.as_ref(), &inventory, &context.config, &Progress::new(false)).await;
+            let checked = check::probe_all(
+                context.machine.as_ref(),
+                &inventory,
+                &context.config,
+                loopback,
+                &Progress::new(false),
+            )
+            .await;
             (inventory, checked, started_at)
         })
     }

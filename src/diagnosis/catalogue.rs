@@ -117,6 +117,10 @@ catalogue! {
         "nvidia_peermem is loaded, and the registration of GPU memory is refused.",
         "ibv_reg_mr on GPU memory answers an errno while the module is there.",
         "Look for `nvidia-peermem` and `NVRM` in the kernel log: candidates are a driver built before OFED, BAR1 exhausted, and a vGPU profile without GPUDirect; then reload the module.";
+    PeermemUnsupported, Driver, lasting,
+        "The GPU, its driver or the kernel has no peer-memory path (ibv_reg_mr on GPU memory).",
+        "CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED is 0, or ibv_reg_mr answers that the operation does not exist.",
+        "Use dma-buf: the open NVIDIA kernel modules, Linux 5.12 or newer, and an rdma-core that has it.";
     DmabufClosedModule, Driver, lasting,
         "The GPU driver exports no dma-buf: the closed kernel module, or a GPU before Turing.",
         "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED is 0, or cuMemGetHandleForAddressRange answers CUDA_ERROR_NOT_SUPPORTED (801).",
@@ -137,6 +141,50 @@ catalogue! {
         "The process that checks this GPU died.",
         "The child ended by a signal or without finishing, at the step that the finding names.",
         "Report it with the output of `gdr-agent check -v -o json`; see that the driver's libraries and kernel module are of one version.";
+    StubLibrary, Node, lasting,
+        "libcuda is the CUDA toolkit's stub, not the driver's library.",
+        "A CUDA call answers CUDA_ERROR_STUB_LIBRARY (34).",
+        "Take the toolkit's stubs folder off the library path of the node; the driver's libcuda.so.1 comes with the driver.";
+    CompatLibrary, Node, lasting,
+        "A forward-compatibility libcuda (cuda-compat) is in use, and this GPU or driver does not take it.",
+        "A CUDA call answers CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE (804).",
+        "Remove the cuda-compat package from the library path of the node, or update the driver.";
+    MpsUnreachable, Workload, passing,
+        "An MPS server has this GPU, and can't be reached.",
+        "A CUDA call answers one of CUDA's MPS errors (805 to 809).",
+        "Nothing to do while jobs use MPS; else end the daemon on the node (`echo quit | nvidia-cuda-mps-control`).";
+    HcaGone, Driver, passing,
+        "The HCA went away while it was checked: its driver was reloaded, it was moved, or its firmware failed.",
+        "A verbs call answers EIO (5), ENXIO (6) or ENODEV (19).",
+        "Nothing to do while the network driver is being updated; if it stays, see the kernel log (`mlx5_core`, `health`) and the card's firmware.";
+    HcaNotAnswering, Hardware, passing,
+        "The HCA does not answer its driver in time.",
+        "A verbs call answers EINTR (4), EAGAIN (11), EBUSY (16) or ETIMEDOUT (110).",
+        "See the kernel log for the card's command interface (`mlx5_core`, `timeout`); if it stays, reset the card (`mlxfwreset`) or power the node off and on.";
+    HcaOutOfResources, Workload, passing,
+        "The HCA, or this container, has no room for another context, PD or queue.",
+        "A verbs call answers ENOMEM (12), ENFILE (23), EMFILE (24) or ENOSPC (28).",
+        "See who holds them with `rdma resource show`; a virtual function may need larger limits, and the rdma cgroup may set some.";
+    VerbsFailed, Driver, passing,
+        "A verbs call failed for a reason that has no row of its own.",
+        "The call and its errno are in the evidence.",
+        "See the kernel log for the HCA's driver on the node.";
+    LoopbackImpossible, Node, passing,
+        "The proof by transfer could not be tried: this HCA does not carry even what is no GPU memory, or something else stopped it first.",
+        "Loopback: making queue pairs, moving host memory, copying to the GPU, or the larger registration failed; the code is in the evidence.",
+        "The registration's result stands. See the port (an InfiniBand LID, a RoCE address), the limits of the HCA, and BAR1 for the larger region (check.deepSize).";
+    NoUsableGid, Node, passing,
+        "The RoCE port has no GID of version 2, so that nothing can be sent over it.",
+        "sysfs, ports/N/gid_attrs/types: no entry `RoCE v2` with an address.",
+        "Give the port's network interface an IP address, and see that it is up.";
+    TransferCorrupt, Hardware, lasting,
+        "GPU memory can be registered, and the bytes that a transfer brings are wrong.",
+        "Loopback: RDMA WRITE or READ completes, and the first byte that differs is in the evidence.",
+        "Unexplained by what the agent can read. Keep jobs off this pair; collect `gdr-agent check --loopback -o json`, the kernel log and `nvidia-bug-report.sh`, and compare with another slot, driver and firmware.";
+    TransferRefused, Hardware, lasting,
+        "GPU memory can be registered, and a transfer over it is refused.",
+        "Loopback: the completion's status is in the evidence; host memory could be transferred a moment before.",
+        "Candidates: ACS redirect on a bridge between the two (see AcsRedirect), an IOMMU that translates (boot with iommu=pt), a dma-buf mapping this platform can't do. If none applies it is unexplained: collect `gdr-agent check --loopback -o json` and the kernel log.";
     CudaFailed, Driver, passing,
         "A CUDA call failed for a reason that has no row of its own.",
         "The call and its CUresult are in the evidence.",

@@ -1,6 +1,7 @@
 //! Why not: a catalogue of reasons, and the rules that raise them over what was seen. Pure.
 
 pub mod catalogue;
+mod causes;
 mod rules;
 #[cfg(test)]
 mod tests;

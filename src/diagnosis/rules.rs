@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Facts, entry};
+use super::{Facts, causes, entry};
 use crate::{
     hardware::PciAddress,
-    probe::{Row, Step, protocol::End},
+    probe::{Row, Step, outcome::is_memlock},
     report::{Finding, GpuRole, HcaRole, Method, MethodResult, Outcome, Pair, Reason, Severity, Transport},
 };
 
@@ -149,21 +149,7 @@ fn stopped(gpu: PciAddress, row: &Row, facts: &Facts<'_>, out: &mut Gathered) {
     let evidence =
         [stopped.step.to_string(), code.as_ref().map(ToString::to_string).unwrap_or_default(), stopped.detail.clone()];
     let evidence = evidence.into_iter().filter(|p| !p.is_empty()).collect::<Vec<_>>().join(": ");
-    let (reason, severity) = match (&stopped.end, stopped.step, code.as_ref().and_then(crate::report::Code::as_cuda)) {
-        (End::TimedOut, ..) => (Reason::ProbeTimeout, Severity::Warning),
-        (End::Died(_), ..) => (Reason::ProbeCrashed, Severity::Warning),
-        (_, Step::LoadCuda, _) => (Reason::DriverAbsent, Severity::Error),
-        (_, Step::LoadVerbs, _) => (Reason::ProviderMissing, Severity::Warning),
-        (_, Step::DeviceMemory, None) => (Reason::NotDeviceMemory, Severity::Warning),
-        // Without the kernel module there is no GPU to be seen; DriverAbsent says so already.
-        (_, Step::Init, Some(100)) if facts.inventory.nvidia.is_none() => (Reason::DriverAbsent, Severity::Error),
-        (_, Step::Init, Some(100)) | (_, Step::Device, None) => (Reason::GpuNotVisible, Severity::Warning),
-        (_, _, Some(46 | 2)) => (Reason::GpuBusy, Severity::Info),
-        (_, _, Some(214)) => (Reason::GpuEccUncorrectable, Severity::Error),
-        (_, _, Some(802)) => (Reason::FabricManagerDown, Severity::Error),
-        (_, _, Some(803)) => (Reason::DriverLibraryMismatch, Severity::Error),
-        _ => (Reason::CudaFailed, Severity::Warning),
-    };
+    let (reason, severity) = causes::of_row(&stopped.end, stopped.step, facts.inventory.nvidia.is_some());
     let raised = out.raise(reason, severity, Some(gpu), stopped.hca.as_deref(), evidence);
     if stopped.step == Step::LoadCuda {
         let places: Vec<_> = row.libcuda.iter().map(|p| p.display().to_string()).collect();
@@ -181,6 +167,9 @@ fn stopped(gpu: PciAddress, row: &Row, facts: &Facts<'_>, out: &mut Gathered) {
 fn method_result(pair: &Pair, method: Method, facts: &Facts<'_>, out: &mut Gathered) {
     let Some(row) = facts.rows.get(&pair.gpu) else { return };
     let result = pair.by(method);
+    if let Some((reason, evidence)) = result.loopback.as_ref().and_then(causes::of_no_transfer) {
+        out.raise(reason, Severity::Info, Some(pair.gpu), Some(&pair.hca), evidence);
+    }
     let Some(step) = result.step.as_deref() else { return };
     if row
         .stopped
@@ -210,10 +199,6 @@ fn method_result(pair: &Pair, method: Method, facts: &Facts<'_>, out: &mut Gathe
     }
 }
 
-fn is(step: &str, wanted: &[Step]) -> bool {
-    wanted.iter().any(|w| w.to_string() == step)
-}
-
 /// The reason behind one result, the more specific first. A trouble of one method alone is advice
 /// where the other method works.
 fn classify(
@@ -223,7 +208,7 @@ fn classify(
     row: &Row,
     facts: &Facts<'_>,
 ) -> Option<(Reason, Severity)> {
-    let step = result.step.as_deref()?;
+    let step = result.step.as_deref()?.parse::<Step>().ok()?;
     let errno = result.code.as_ref().and_then(crate::report::Code::as_errno);
     let role = facts.hcas.iter().find(|h| h.name == pair.hca).map(|h| h.role);
     let harm =
@@ -234,37 +219,27 @@ fn classify(
         Outcome::Verified | Outcome::Skipped => return None,
         _ if memlock(result, row, errno) => return Some((Reason::MemlockLimit, harm(Severity::Warning))),
         Outcome::Unknown => {
-            let reason = match step {
-                s if is(s, &[Step::Node]) => Reason::UverbsNodeMissing,
-                s if is(s, &[Step::OpenNode]) => Reason::UverbsPermission,
-                s if is(s, &[Step::List, Step::Open, Step::LoadVerbs]) => Reason::ProviderMissing,
-                s if is(s, &[Step::Verify]) => Reason::MrMismatch,
-                s if is(s, &[Step::Control]) => Reason::ControlAccepted,
-                s if is(s, &[Step::Pd, Step::Dereg, Step::Close]) => Reason::MrMismatch,
-                _ => return None,
-            };
-            return Some((reason, harm(Severity::Warning)));
+            return causes::of_unknown(step, result.code.as_ref()).map(|reason| (reason, harm(Severity::Warning)));
         }
-        Outcome::Unsupported if method == Method::DmaBuf && is(step, &[Step::RegDmabuf]) => {
+        Outcome::Failed if matches!(step, Step::Write | Step::Read) => causes::of_transfer(result.code.as_ref()),
+        Outcome::Unsupported if method == Method::DmaBuf && step == Step::RegDmabuf => {
             return Some((Reason::DmabufVerbUnsupported, lacking));
         }
         Outcome::Unsupported if method == Method::DmaBuf => return Some((Reason::DmabufClosedModule, lacking)),
+        Outcome::Unsupported => return Some((Reason::PeermemUnsupported, lacking)),
         Outcome::Failed if method == Method::DmaBuf => Reason::DmabufRefused,
         Outcome::Failed if errno == Some(14) && !facts.inventory.peermem => Reason::PeermemNotLoaded,
-        Outcome::Failed if is(step, &[Step::RegMr]) => Reason::PeermemRefused,
-        Outcome::Unsupported | Outcome::Failed => return None,
+        Outcome::Failed if step == Step::RegMr => Reason::PeermemRefused,
+        Outcome::Failed => return None,
     };
     Some((reason, harm(Severity::Error)))
 }
 
-/// EPERM is `can_do_mlock()`; ENOMEM may be the limit, when it is too small for what was asked and
-/// no capability lifts it.
+/// Whether this process's locked-memory limit explains it.
 fn memlock(result: &MethodResult, row: &Row, errno: Option<i64>) -> bool {
-    let Some(limits) = row.limits.filter(|l| !l.ipc_lock) else { return false };
     let needed = row.gpu.allocated.map_or(0, |(_, size)| size);
-    result.step.as_deref().is_some_and(|s| is(s, &[Step::RegMr]))
-        && matches!(errno, Some(1 | 12))
-        && limits.memlock.is_some_and(|limit| limit < needed)
+    let at_registration = result.step.as_deref().is_some_and(|s| s.parse() == Ok(Step::RegMr));
+    at_registration && errno.zip(row.limits).is_some_and(|(errno, limits)| is_memlock(errno, limits, needed))
 }
 
 /// A rail without a usable port; and where no port was ever ACTIVE, that alone.

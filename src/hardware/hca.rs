@@ -69,6 +69,25 @@ impl HcaFacts {
     }
 }
 
+impl HcaFacts {
+    /// Which entry of a port's GID table RoCE goes by: of version 2 by its type, never index 0 by
+    /// habit; one with an IP address of the network rather than a link-local one.
+    #[must_use]
+    pub fn roce_gid(&self, roots: &Roots, port: u8) -> Option<u8> {
+        let dir = roots.sysfs.join("class/infiniband").join(&self.name).join("ports").join(port.to_string());
+        let mut of_version_2: Vec<u8> = list_dir(&dir.join("gid_attrs/types"))
+            .into_iter()
+            .filter(|index| read_trimmed(&dir.join("gid_attrs/types").join(index)).as_deref() == Some("RoCE v2"))
+            .filter_map(|index| index.parse().ok())
+            .collect();
+        of_version_2.sort_unstable();
+        let gid = |index: &u8| read_trimmed(&dir.join("gids").join(index.to_string())).unwrap_or_default();
+        let set: Vec<u8> =
+            of_version_2.into_iter().filter(|i| gid(i).bytes().any(|b| b.is_ascii_hexdigit() && b != b'0')).collect();
+        set.iter().find(|i| !gid(i).starts_with("fe80")).or_else(|| set.first()).copied()
+    }
+}
+
 /// All RDMA devices, by PCI address, software devices last.
 pub(super) fn discover(roots: &Roots) -> Vec<HcaFacts> {
     let class = roots.sysfs.join("class/infiniband");

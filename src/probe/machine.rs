@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, future::Future, path::PathBuf, pin::Pin, time::Duration};
 
-use super::{Found, Plan, Row, Supervisor, find_libcuda, protocol::Target};
+use super::{Found, Plan, Row, Supervisor, find_libcuda, loopback::Way, protocol::Target};
 use crate::{
     config::{Config, Driver},
     hardware::{GpuFacts, HcaFacts, Inventory, Roots},
@@ -23,6 +23,8 @@ pub struct Task {
     pub methods: Vec<Method>,
     /// Bytes of GPU memory.
     pub size: usize,
+    /// Bytes of GPU memory to transfer over, when loopback is wanted.
+    pub deep: Option<usize>,
     /// For all of it.
     pub limit: Duration,
     /// Version of the NVIDIA kernel module.
@@ -77,8 +79,9 @@ impl Machine for RealMachine {
                 gpu: task.gpu.pci,
                 libcuda: found.file.clone(),
                 size: task.size,
+                deep: task.deep,
                 methods: task.methods,
-                hcas: task.hcas.iter().map(target).collect(),
+                hcas: task.hcas.iter().map(|hca| target(hca, &self.roots)).collect(),
             };
             self.supervisor.probe(&plan, task.gpu.uuid.as_deref(), &found, task.limit).await
         })
@@ -97,9 +100,22 @@ impl Machine for RealMachine {
     }
 }
 
-fn target(hca: &HcaFacts) -> Target {
+fn target(hca: &HcaFacts, roots: &Roots) -> Target {
     let node: Option<PathBuf> = hca.node.as_ref().map(|n| n.path.clone());
-    Target { name: hca.name.clone(), node, efa: hca.transport == Transport::Efa }
+    Target { name: hca.name.clone(), node, efa: hca.transport == Transport::Efa, way: way(hca, roots) }
+}
+
+/// By the first ACTIVE port: its LID, or on Ethernet a GID of RoCE v2.
+fn way(hca: &HcaFacts, roots: &Roots) -> Way {
+    if matches!(hca.transport, Transport::Efa | Transport::Iwarp) {
+        return Way::NoRc;
+    }
+    let active = hca.ports.iter().find(|p| p.state == "ACTIVE").and_then(|p| u8::try_from(p.number).ok());
+    match active {
+        None => Way::PortDown,
+        Some(port) if hca.transport == Transport::Infiniband => Way::Route(port, None),
+        Some(port) => hca.roce_gid(roots, port).map_or(Way::NoGid, |gid| Way::Route(port, Some(gid))),
+    }
 }
 
 /// The rows of a check, by GPU.

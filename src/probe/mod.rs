@@ -6,8 +6,10 @@
 pub mod child;
 mod library;
 mod lock;
+pub mod loopback;
 mod machine;
 mod method;
+pub mod outcome;
 pub mod protocol;
 pub mod supervisor;
 

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::loopback::Way;
 use crate::{
     hardware::PciAddress,
     report::{Code, Method, MethodResult},
@@ -21,6 +22,8 @@ pub struct Plan {
     pub size: usize,
     /// The methods to try.
     pub methods: Vec<Method>,
+    /// Bytes of GPU memory to transfer over, when loopback is wanted.
+    pub deep: Option<usize>,
     /// The HCAs.
     pub hcas: Vec<Target>,
 }
@@ -34,6 +37,8 @@ pub struct Target {
     pub node: Option<PathBuf>,
     /// Whether it is EFA, which may refuse remote writes.
     pub efa: bool,
+    /// How loopback can go over it.
+    pub way: Way,
 }
 
 /// A step that can fail or hang. Its name is what reports and messages show.
@@ -105,10 +110,22 @@ pub enum Step {
     /// The negative control.
     #[serde(rename = "control")]
     Control,
+    /// Connecting two queue pairs, and a transfer from host memory to host memory.
+    #[serde(rename = "loopback connect")]
+    Connect,
+    /// RDMA WRITE from host memory to GPU memory.
+    #[serde(rename = "loopback write")]
+    Write,
+    /// RDMA READ from GPU memory to host memory.
+    #[serde(rename = "loopback read")]
+    Read,
     /// `ibv_dereg_mr`.
     #[serde(rename = "ibv_dereg_mr")]
     Dereg,
-    /// Deallocating the PD and closing the HCA.
+    /// `ibv_dealloc_pd`.
+    #[serde(rename = "ibv_dealloc_pd")]
+    DeallocPd,
+    /// `ibv_close_device`.
     #[serde(rename = "ibv_close_device")]
     Close,
     /// `cuMemFree`.
@@ -122,6 +139,15 @@ pub enum Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
+    }
+}
+
+impl std::str::FromStr for Step {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        use serde::de::{IntoDeserializer, value::Error};
+        Self::deserialize(IntoDeserializer::<Error>::into_deserializer(text)).map_err(|e| e.to_string())
     }
 }
 

@@ -264,6 +264,7 @@ impl Row {
                     code: self.stopped.as_ref().and_then(|s| s.end.code()),
                     duration_us: 0,
                     mr: None,
+                    loopback: None,
                 });
             }
         }

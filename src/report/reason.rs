@@ -66,8 +66,32 @@ reasons! {
     GpusBusySinceBoot,
     /// The NVSwitch fabric manager is not up.
     FabricManagerDown,
+    /// libcuda is a toolkit's stub.
+    StubLibrary,
+    /// A forward-compatibility libcuda on a GPU or driver that does not take it.
+    CompatLibrary,
+    /// An MPS server keeps the GPU, and can't be reached.
+    MpsUnreachable,
     /// Some other failure inside CUDA.
     CudaFailed,
+    /// The HCA went away, or its driver was reloaded, during the check.
+    HcaGone,
+    /// The HCA does not answer its driver.
+    HcaNotAnswering,
+    /// No room for another context, PD or queue on the HCA.
+    HcaOutOfResources,
+    /// Some other failure inside verbs.
+    VerbsFailed,
+    /// The kernel or the GPU has no peer-memory path.
+    PeermemUnsupported,
+    /// The proof by transfer could not be tried.
+    LoopbackImpossible,
+    /// A RoCE port has no address to go by.
+    NoUsableGid,
+    /// The registration works, and a transfer over it is refused.
+    TransferRefused,
+    /// A transfer completes, and the bytes are not those that were sent.
+    TransferCorrupt,
     /// `nvidia_peermem` is not loaded.
     PeermemNotLoaded,
     /// `nvidia_peermem` is loaded, and the registration is refused.

@@ -128,7 +128,7 @@ impl Scene {
 }
 
 pub(crate) fn result(outcome: Outcome, step: Option<Step>, code: Option<Code>) -> MethodResult {
-    MethodResult { outcome, step: step.map(|s| s.to_string()), code, duration_us: 1, mr: None }
+    MethodResult { outcome, step: step.map(|s| s.to_string()), code, duration_us: 1, mr: None, loopback: None }
 }
 
 /// A registration that answered an errno.

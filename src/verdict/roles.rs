@@ -5,7 +5,7 @@ use crate::{
     config::{Config, Function, Selector},
     hardware::{GpuFacts, HcaFacts, Inventory},
     probe::Step,
-    report::{GpuRole, HcaRole, Method, MethodResult, Outcome, Port},
+    report::{Code, GpuRole, HcaRole, Method, MethodResult, Outcome, Port},
 };
 
 /// The parts, in the order of the inventory.
@@ -121,7 +121,10 @@ fn results<'a>(hca: &'a HcaFacts, input: &'a Input<'_>) -> impl Iterator<Item = 
 fn is_shut(hca: &HcaFacts, input: &Input<'_>) -> bool {
     let mut tried = false;
     for result in results(hca, input) {
+        // An HCA that answers EIO or ENODEV is not kept shut, but going away.
+        let errno = result.code.as_ref().and_then(Code::as_errno);
         let sandbox = result.outcome == Outcome::Unknown
+            && !matches!(errno, Some(5 | 6 | 19))
             && SANDBOX_STEPS.iter().any(|s| result.step.as_deref() == Some(s.to_string().as_str()));
         if !sandbox {
             return false;
