@@ -105,6 +105,10 @@ catalogue! {
         "libibverbs has no provider for this HCA, or is not there at all.",
         "The kernel has the device and its node can be opened, and libibverbs does not list it.",
         "Use an image whose rdma-core has the HCA's provider (libibverbs/lib*-rdmav*.so and its file in /etc/libibverbs.d).";
+    RdmaCoreTooOld, Agent, lasting,
+        "This libibverbs has no dma-buf registration: its rdma-core is older than version 34.",
+        "libibverbs.so.1 has no function ibv_reg_dmabuf_mr.",
+        "Use an image with a newer rdma-core (this project's has 56 or newer); the node needs nothing.";
     NoRdmaDevices, Node, passing,
         "There are RDMA adapters, but no RDMA device: the driver is missing or still loading.",
         "PCI functions of RDMA adapters without an entry in /sys/class/infiniband.",
@@ -137,6 +141,10 @@ catalogue! {
         "A step of the check took longer than its deadline.",
         "The child fell silent at the step that the finding names.",
         "See what the driver says in the kernel log; if the child is stuck in the kernel, only the driver's reset or a reboot frees it.";
+    ProbeNotStarted, Agent, passing,
+        "The process that checks this GPU could not be started.",
+        "fork, exec, a folder in /run/gdr-agent or dropping capabilities failed; the errno is in the evidence.",
+        "See the pod's limits (pids, memory) and that /run/gdr-agent can be written.";
     ProbeCrashed, Agent, passing,
         "The process that checks this GPU died.",
         "The child ended by a signal or without finishing, at the step that the finding names.",

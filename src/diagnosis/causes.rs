@@ -24,6 +24,7 @@ pub(super) fn of_row(end: &End, step: Step, driver: bool) -> (Reason, Severity) 
     match (end, step, code.as_ref().and_then(Code::as_cuda)) {
         (End::TimedOut, ..) => (Reason::ProbeTimeout, Severity::Warning),
         (End::Died(_), ..) => (Reason::ProbeCrashed, Severity::Warning),
+        (_, Step::Spawn | Step::Sandbox, _) => (Reason::ProbeNotStarted, Severity::Warning),
         (_, Step::LoadCuda, _) => (Reason::DriverAbsent, Severity::Error),
         (_, Step::LoadVerbs, _) => (Reason::ProviderMissing, Severity::Warning),
         (_, Step::DeviceMemory, None) => (Reason::NotDeviceMemory, Severity::Warning),
@@ -46,11 +47,10 @@ pub(super) fn of_unknown(step: Step, code: Option<&Code>) -> Option<Reason> {
     let errno = code.and_then(Code::as_errno);
     Some(match (step, errno) {
         (Step::Node, _) => Reason::UverbsNodeMissing,
-        (Step::OpenNode, Some(1 | 13)) => Reason::UverbsPermission,
         // What the HCA or the kernel answers of itself.
         (_, Some(5 | 6 | 19)) => Reason::HcaGone,
         (_, Some(4 | 11 | 16 | 110)) => Reason::HcaNotAnswering,
-        (Step::Open, Some(1 | 13)) => Reason::UverbsPermission,
+        (Step::OpenNode | Step::Open, Some(1 | 13)) => Reason::UverbsPermission,
         (Step::List, Some(38)) => Reason::UverbsNotLoaded,
         (Step::OpenNode | Step::Open | Step::Pd, Some(12 | 23 | 24 | 28)) => Reason::HcaOutOfResources,
         (Step::LoadVerbs | Step::List | Step::OpenNode | Step::Open, _) => Reason::ProviderMissing,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Facts, causes, entry};
 use crate::{
     hardware::PciAddress,
-    probe::{Row, Step, outcome::is_memlock},
+    probe::{Row, Step, outcome::is_memlock, protocol::Stopped},
     report::{Finding, GpuRole, HcaRole, Method, MethodResult, Outcome, Pair, Reason, Severity, Transport},
 };
 
@@ -18,6 +18,7 @@ struct Gathered {
 #[derive(Default)]
 struct Raised {
     severity: Option<Severity>,
+    every_gpu: bool,
     gpus: Vec<PciAddress>,
     hcas: Vec<String>,
     methods: Vec<Method>,
@@ -54,7 +55,9 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
     if !facts.gpus.is_empty() {
         node(facts, &mut gathered);
         for (gpu, row) in facts.rows {
-            stopped(*gpu, row, facts, &mut gathered);
+            for stop in &row.stops {
+                stopped(*gpu, row, stop, facts, &mut gathered);
+            }
         }
         for pair in facts.pairs {
             for method in Method::ALL {
@@ -65,7 +68,21 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
         unserved(facts, &mut gathered);
         not_configured(facts, &mut gathered);
     }
-    gathered.by_reason.into_iter().map(|(reason, raised)| finding(reason, raised, facts)).collect()
+    let mut raised = gathered.by_reason;
+    for of_all in raised.values_mut().filter(|raised| is_the_nodes(raised, facts)) {
+        of_all.gpus.clear();
+        of_all.every_gpu = true;
+    }
+    raised.into_iter().map(|(reason, raised)| finding(reason, raised, facts)).collect()
+}
+
+/// What every child says of `cuInit` is no GPU's own.
+fn is_the_nodes(raised: &Raised, facts: &Facts<'_>) -> bool {
+    let at_init = |row: &Row| row.stops.iter().any(|stop| stop.step == Step::Init);
+    facts.rows.len() > 1
+        && raised.gpus.len() == facts.rows.len()
+        && facts.rows.values().all(at_init)
+        && raised.hcas.is_empty()
 }
 
 fn finding(reason: Reason, raised: Raised, facts: &Facts<'_>) -> Finding {
@@ -98,6 +115,9 @@ fn devices(raised: &Raised, facts: &Facts<'_>) -> String {
         n => format!("{n} {what}"),
     };
     let hcas = several(hcas.collect(), "HCAs");
+    if raised.every_gpu {
+        return "every GPU".to_owned();
+    }
     let gpus = several(raised.gpus.iter().map(|g| format!("GPU {g}")).collect(), "GPUs");
     [hcas, gpus].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(", ")
 }
@@ -143,8 +163,7 @@ fn node(facts: &Facts<'_>, out: &mut Gathered) {
 }
 
 /// A row that ended before its HCAs were reached, or in the middle.
-fn stopped(gpu: PciAddress, row: &Row, facts: &Facts<'_>, out: &mut Gathered) {
-    let Some(stopped) = &row.stopped else { return };
+fn stopped(gpu: PciAddress, row: &Row, stopped: &Stopped, facts: &Facts<'_>, out: &mut Gathered) {
     let code = stopped.end.code();
     let evidence =
         [stopped.step.to_string(), code.as_ref().map(ToString::to_string).unwrap_or_default(), stopped.detail.clone()];
@@ -171,11 +190,8 @@ fn method_result(pair: &Pair, method: Method, facts: &Facts<'_>, out: &mut Gathe
         out.raise(reason, Severity::Info, Some(pair.gpu), Some(&pair.hca), evidence);
     }
     let Some(step) = result.step.as_deref() else { return };
-    if row
-        .stopped
-        .as_ref()
-        .is_some_and(|s| s.step.to_string() == step && s.hca.as_deref().is_none_or(|h| h == pair.hca))
-    {
+    let is_of = |stop: &Stopped| stop.step.to_string() == step && stop.hca.as_deref().is_none_or(|hca| hca == pair.hca);
+    if row.stops.iter().any(is_of) {
         return;
     }
     let Some((reason, severity)) = classify(pair, method, result, row, facts) else { return };
@@ -222,6 +238,7 @@ fn classify(
             return causes::of_unknown(step, result.code.as_ref()).map(|reason| (reason, harm(Severity::Warning)));
         }
         Outcome::Failed if matches!(step, Step::Write | Step::Read) => causes::of_transfer(result.code.as_ref()),
+        Outcome::Unsupported if step == Step::LoadVerbs => return Some((Reason::RdmaCoreTooOld, lacking)),
         Outcome::Unsupported if method == Method::DmaBuf && step == Step::RegDmabuf => {
             return Some((Reason::DmabufVerbUnsupported, lacking));
         }

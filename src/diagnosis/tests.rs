@@ -233,7 +233,7 @@ fn a_step_that_hung_names_its_hca() {
     let mut scene = small();
     scene.set_both(0, 1, &unknown(Step::RegMr, None));
     let stopped = Stopped { step: Step::RegMr, hca: Some("mlx5_1".into()), end: End::TimedOut, detail: String::new() };
-    scene.row(0).stopped = Some(stopped);
+    scene.row(0).stops = vec![stopped];
     let finding = raised(&scene, Reason::ProbeTimeout);
     assert_eq!((finding.hcas, finding.evidence), (vec!["mlx5_1".to_owned()], vec!["ibv_reg_mr".to_owned()]));
     assert_eq!(scene.assess().pairs[0].good, Some(true));

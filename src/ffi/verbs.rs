@@ -96,11 +96,11 @@ impl Verbs {
         let mut count = 0;
         clear_errno();
         // SAFETY: `count` is a place for one int.
-        let list = unsafe { (self.table.get_list)(&raw mut count) };
-        if list.is_null() {
+        let devices = unsafe { (self.table.get_list)(&raw mut count) };
+        if devices.is_null() {
             return Err(Errno::last());
         }
-        Ok(List { verbs: self, list, count: usize::try_from(count).unwrap_or(0) })
+        Ok(List { verbs: self, devices, count: usize::try_from(count).unwrap_or(0) })
     }
 
     /// Whether this libibverbs has `ibv_reg_dmabuf_mr` (rdma-core 34).
@@ -113,7 +113,7 @@ impl Verbs {
 /// The devices that libibverbs lists; freed when dropped. An open device outlives it.
 pub struct List<'v> {
     verbs: &'v Verbs,
-    list: *mut *mut ibv_device,
+    devices: *mut *mut ibv_device,
     count: usize,
 }
 
@@ -124,7 +124,7 @@ impl<'v> List<'v> {
         // SAFETY: the list has `count` entries and lives as long as `self`; names are C strings.
         let found = unsafe {
             (0..self.count)
-                .map(|i| *self.list.add(i))
+                .map(|i| *self.devices.add(i))
                 .find(|device| CStr::from_ptr((table.name)(*device)).to_bytes() == name.as_bytes())
         };
         let Some(device) = found else { return Ok(None) };
@@ -138,7 +138,7 @@ impl<'v> List<'v> {
 impl Drop for List<'_> {
     fn drop(&mut self) {
         // SAFETY: frees what `list` got, once.
-        unsafe { (self.verbs.table.free_list)(self.list) };
+        unsafe { (self.verbs.table.free_list)(self.devices) };
     }
 }
 

@@ -6,6 +6,7 @@ use std::{io, path::Path};
 use super::{
     method::{Ready, check_hca},
     protocol::{GpuAnswer, Limits, Line, Plan, Step},
+    sandbox,
 };
 use crate::{
     ffi::{
@@ -54,6 +55,11 @@ fn at(step: Step) -> impl Fn(CudaError) -> Halt {
 /// Carries out a plan. An error means that nobody listens any more.
 pub fn run(plan: &Plan, out: &mut dyn io::Write) -> io::Result<()> {
     let mut reporter = Reporter { out };
+    reporter.step(Step::Sandbox)?;
+    if let Err(error) = sandbox::enter(plan.own_dev.as_ref()) {
+        let code = error.raw_os_error().map(Code::errno);
+        return reporter.say(&Line::Stopped(Step::Sandbox, code, error.to_string()));
+    }
     reporter.say(&Line::Limits(limits()))?;
     match row(plan, &mut reporter) {
         Ok(()) => reporter.say(&Line::Done),

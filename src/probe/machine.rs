@@ -2,7 +2,12 @@
 
 use std::{collections::BTreeMap, future::Future, path::PathBuf, pin::Pin, time::Duration};
 
-use super::{Found, Plan, Row, Supervisor, find_libcuda, loopback::Way, protocol::Target};
+use super::{
+    DRIVER_CONTAINER, Found, Plan, Row, Supervisor, find_libcuda,
+    loopback::Way,
+    protocol::Target,
+    sandbox::{OwnDev, nvidia_nodes},
+};
 use crate::{
     config::{Config, Driver},
     hardware::{GpuFacts, HcaFacts, Inventory, Roots},
@@ -80,6 +85,11 @@ impl Machine for RealMachine {
                 libcuda: found.file.clone(),
                 size: task.size,
                 deep: task.deep,
+                // Of a machine made of files nothing is mounted.
+                own_dev: (self.roots.dev == Roots::default().dev).then(|| OwnDev {
+                    staging: PathBuf::new(),
+                    nvidia: nvidia_nodes(&found.file, &self.driver.root.join(DRIVER_CONTAINER)),
+                }),
                 methods: task.methods,
                 hcas: task.hcas.iter().map(|hca| target(hca, &self.roots)).collect(),
             };

@@ -137,6 +137,9 @@ impl HcaCheck<'_, '_> {
     /// tries a range past the buffer's end, which must be refused.
     fn dma_buf(&mut self, pd: &Pd<'_>) -> io::Result<MethodResult> {
         let start = Instant::now();
+        if !self.ready.verbs.has_dmabuf() {
+            return Ok(result(Outcome::Unsupported, Some(Step::LoadVerbs), None, start.elapsed()));
+        }
         self.step(Step::RegDmabuf)?;
         if let Err(errno) = pd.register_dmabuf(None, 0, 0, 0, Access::Read)
             && is_unsupported(errno)

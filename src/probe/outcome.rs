@@ -1,6 +1,6 @@
 //! What an error of a registration or an export means. Pure: an errno in, an outcome out.
 //!
-//! The kernel's answers are those of `drivers/infiniband/core` (uverbs, umem, umem_dmabuf), of the
+//! The kernel's answers are those of `drivers/infiniband/core` (`uverbs`, `umem`, `umem_dmabuf`), of the
 //! peer-memory patch and of the HCA drivers; CUDA's are those of cuda.h.
 
 use super::protocol::Limits;

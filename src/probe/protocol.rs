@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::loopback::Way;
+use super::{loopback::Way, sandbox::OwnDev};
 use crate::{
     hardware::PciAddress,
     report::{Code, Method, MethodResult},
@@ -26,6 +26,8 @@ pub struct Plan {
     pub deep: Option<usize>,
     /// The HCAs.
     pub hcas: Vec<Target>,
+    /// What of `/dev` it shall see; none: what there is.
+    pub own_dev: Option<OwnDev>,
 }
 
 /// One HCA of a plan.
@@ -50,6 +52,12 @@ pub enum Step {
     /// The child has not said anything yet.
     #[serde(rename = "start")]
     Start,
+    /// An earlier step of the row took all the time, or its child.
+    #[serde(rename = "not reached")]
+    NotReached,
+    /// Giving up what it does not need.
+    #[serde(rename = "sandbox")]
+    Sandbox,
     /// Waiting for the GPU's lock.
     #[serde(rename = "lock")]
     Lock,
@@ -205,10 +213,11 @@ pub struct Row {
     pub gpu: GpuAnswer,
     /// What the sandbox lets a child do.
     pub limits: Option<Limits>,
-    /// By name of the HCA; complete when the row was not stopped.
+    /// By name of the HCA; complete.
     pub hcas: BTreeMap<String, HcaAnswer>,
-    /// The step at which the whole row ended too early.
-    pub stopped: Option<Stopped>,
+    /// Where its children ended too early: at an HCA, after which another one goes on with the next,
+    /// or for good.
+    pub stops: Vec<Stopped>,
     /// Where libcuda was found, or the places that were tried.
     pub libcuda: Vec<PathBuf>,
     /// What libraries wrote to stderr.

@@ -44,6 +44,8 @@ reasons! {
     UverbsPermission,
     /// libibverbs, or its provider for this HCA, is missing or too old.
     ProviderMissing,
+    /// libibverbs is older than dma-buf registration.
+    RdmaCoreTooOld,
     /// No kernel driver for the GPU, or no libcuda.
     DriverAbsent,
     /// libcuda and the kernel module are of different versions.
@@ -112,6 +114,8 @@ reasons! {
     MrMismatch,
     /// A step took longer than its deadline.
     ProbeTimeout,
+    /// The probe's process could not be started.
+    ProbeNotStarted,
     /// The probe's process died.
     ProbeCrashed,
     /// A port that was ACTIVE is not.

@@ -83,7 +83,7 @@ impl Scene {
         let code = end.code();
         (0..self.inventory.hcas.len())
             .for_each(|hca| self.set_both(gpu, hca, &result(outcome, Some(step), code.clone())));
-        self.row(gpu).stopped = Some(Stopped { step, hca: None, end, detail: String::new() });
+        self.row(gpu).stops = vec![Stopped { step, hca: None, end, detail: String::new() }];
     }
 
     /// A GPU that somebody else has.

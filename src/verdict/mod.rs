@@ -17,7 +17,7 @@ use crate::{
     config::Config,
     diagnosis,
     hardware::{GpuFacts, HcaFacts, Inventory},
-    probe::Rows,
+    probe::{Rows, protocol::Stopped},
     report::{API_VERSION, Finding, Gpu, Hca, HcaRole, Pair, Reason, Report, Verdict},
     store::Memory,
 };
@@ -141,7 +141,7 @@ fn gpu(input: &Input<'_>, roles: &roles::Roles, nearest: &nearest::Nearest, pair
         dma_buf_supported: row.and_then(|r| r.gpu.dma_buf),
         nearest: names,
         served: pairs::served(input, roles, nearest, pairs, g),
-        skipped: row.and_then(|r| r.stopped.as_ref()).filter(|s| s.is_busy()).map(|_| Reason::GpuBusy),
+        skipped: row.filter(|r| r.stops.iter().any(Stopped::is_busy)).map(|_| Reason::GpuBusy),
     }
 }
 

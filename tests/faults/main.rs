@@ -2,11 +2,14 @@
 //! each way that it can. `docs/faults.md` is the table.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod neighbours;
+mod supervision;
 #[path = "../support/mod.rs"]
 mod support;
 mod table;
 
 use std::{
+    fmt::Write as _,
     fs,
     path::Path,
     sync::{
@@ -169,8 +172,9 @@ fn document() -> String {
             Some(step) => format!("{} at `{step}`", ends.outcome()),
             None => ends.outcome().to_owned(),
         };
-        text += &format!(
-            "| `{}`{} | {} | {} | {} | {} |\n",
+        let _ = writeln!(
+            text,
+            "| `{}`{} | {} | {} | {} | {} |",
             row.call,
             if row.loopback { ", with loopback" } else { "" },
             faults.join(", "),
