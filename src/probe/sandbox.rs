@@ -27,8 +27,8 @@ pub struct OwnDev {
 /// Where Kubernetes mounts tokens.
 const SECRETS: &[&str] = &["/var/run/secrets", "/run/secrets"];
 const DEV: &str = "/dev";
-/// What every library may ask for, and the RDMA nodes.
-const NODES: &[&str] = &["null", "zero", "full", "random", "urandom", "shm", "infiniband"];
+/// What every library may ask for, the RDMA nodes, and the GPUs' render nodes.
+const NODES: &[&str] = &["null", "zero", "full", "random", "urandom", "shm", "infiniband", "dri"];
 /// To pin memory beyond the limit (`ib_umem_get`), and to open nodes that are not root's.
 const KEPT: CapabilitySet = CapabilitySet::IPC_LOCK.union(CapabilitySet::DAC_OVERRIDE);
 
