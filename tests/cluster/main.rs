@@ -140,6 +140,8 @@ fn from_install_to_uninstall() {
     same(&policy::refusals(&cluster), &Vec::new()).unwrap();
 
     step("an agent's token: its own node, its own keys, and no further");
+    same(&policy::rights(&cluster), &vec!["nodes [] [] [get]".to_owned(), "nodes/status [] [] [patch]".to_owned()])
+        .unwrap();
     policy::holds(&cluster, &node);
 
     step("helm uninstall: nothing of the agent stays on the nodes");
