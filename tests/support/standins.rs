@@ -119,6 +119,7 @@ impl Node {
             let (sign, thing) = line.split_at(1);
             match sign {
                 "+" => held.push(thing.to_owned()),
+                "p" => {} // what is pinned at that moment
                 _ if thing == "list" => held.retain(|h| h != "list"),
                 _ if held.last().is_some_and(|last| last == thing) => drop(held.pop()),
                 _ => return Err(format!("{line} while held: {}", held.join(", "))),

@@ -181,7 +181,11 @@ impl State {
 
     /// Only the address that an allocation began with can be freed, once.
     pub(crate) fn free(&mut self, address: u64) -> Result {
-        self.ranges.remove(&address).ok_or(INVALID_VALUE)?;
+        if !self.ranges.contains_key(&address) {
+            return Err(INVALID_VALUE);
+        }
+        ledger(&format!("pinned {}", pinned()));
+        self.ranges.remove(&address);
         ledger(&format!("-memory {address:#x}"));
         Ok(())
     }
@@ -194,4 +198,11 @@ impl State {
             offset.checked_add(size as u64).is_some_and(|end| end <= range.size as u64) && offset < range.size as u64;
         if fits { Ok(range) } else { Err(INVALID_VALUE) }
     }
+}
+
+/// What drivers hold of this process's memory, by `VmPin` in `proc_pid_status(5)`.
+fn pinned() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    line.map_or_else(|| "unknown".to_owned(), |kib| kib.replace(char::is_whitespace, ""))
 }
