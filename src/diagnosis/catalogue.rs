@@ -57,6 +57,14 @@ catalogue! {
         "The GPU's memory reports an uncorrectable error.",
         "A CUDA call answers CUDA_ERROR_ECC_UNCORRECTABLE (214).",
         "Drain the node and reset the GPU (`nvidia-smi --gpu-reset`); if it comes back, have the GPU replaced.";
+    TransferCorrupt, Hardware, lasting,
+        "GPU memory can be registered, and the bytes that a transfer brings are wrong.",
+        "Loopback: RDMA WRITE or READ completes, and the first byte that differs is in the evidence.",
+        "Unexplained by what the agent can read. Keep jobs off this pair; collect `gdr-agent check --loopback -o json`, the kernel log and `nvidia-bug-report.sh`, and compare with another slot, driver and firmware.";
+    TransferRefused, Hardware, lasting,
+        "GPU memory can be registered, and a transfer over it is refused.",
+        "Loopback: the completion's status is in the evidence; host memory could be transferred a moment before.",
+        "Candidates: ACS redirect on a bridge between the two (see AcsRedirect), an IOMMU that translates (boot with iommu=pt), a dma-buf mapping this platform can't do. If none applies it is unexplained: collect `gdr-agent check --loopback -o json` and the kernel log.";
     DriverAbsent, Driver, passing,
         "The NVIDIA driver is not there: no kernel module, or no libcuda.so.1.",
         "/proc/driver/nvidia/version is missing, or libcuda.so.1 can't be loaded from any of the places that the finding lists.",
@@ -185,14 +193,6 @@ catalogue! {
         "The RoCE port has no GID of version 2, so that nothing can be sent over it.",
         "sysfs, ports/N/gid_attrs/types: no entry `RoCE v2` with an address.",
         "Give the port's network interface an IP address, and see that it is up.";
-    TransferCorrupt, Hardware, lasting,
-        "GPU memory can be registered, and the bytes that a transfer brings are wrong.",
-        "Loopback: RDMA WRITE or READ completes, and the first byte that differs is in the evidence.",
-        "Unexplained by what the agent can read. Keep jobs off this pair; collect `gdr-agent check --loopback -o json`, the kernel log and `nvidia-bug-report.sh`, and compare with another slot, driver and firmware.";
-    TransferRefused, Hardware, lasting,
-        "GPU memory can be registered, and a transfer over it is refused.",
-        "Loopback: the completion's status is in the evidence; host memory could be transferred a moment before.",
-        "Candidates: ACS redirect on a bridge between the two (see AcsRedirect), an IOMMU that translates (boot with iommu=pt), a dma-buf mapping this platform can't do. If none applies it is unexplained: collect `gdr-agent check --loopback -o json` and the kernel log.";
     CudaFailed, Driver, passing,
         "A CUDA call failed for a reason that has no row of its own.",
         "The call and its CUresult are in the evidence.",

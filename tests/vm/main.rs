@@ -188,6 +188,46 @@ fn nothing_is_registered_any_more_when_memory_is_freed() {
     assert!(freed[0].ends_with(" 0kB"), "still pinned: {ledger}");
 }
 
+/// Bytes cross the kernel's own transport, both ways.
+#[test]
+#[ignore = "boots a virtual machine: make vm-test"]
+fn transfers_are_proven_in_both_directions() {
+    let check = Check::of("loopback", 0);
+    for part in ["outcome", "write", "read"] {
+        check.same(&format!("/pairs/0/peermem/loopback/{part}"), &json!("verified"));
+    }
+    let moved = check.report["pairs"][0]["peermem"]["loopback"]["bytes"].as_u64().expect("bytes are counted");
+    assert!(moved > 2 << 20, "all of 1 MiB twice, and its corners: {moved}");
+    check.verdict("ready", "AllRailsVerified");
+}
+
+/// What comes back wrong is seen, and in which direction.
+#[test]
+#[ignore = "boots a virtual machine: make vm-test"]
+fn a_wrong_byte_is_seen_in_the_direction_that_brought_it() {
+    for (case, write, read, step) in [
+        ("loopback-flipped", "failed", "verified", "loopback write"),
+        ("loopback-short", "failed", "verified", "loopback write"),
+        ("loopback-stale", "verified", "failed", "loopback read"),
+    ] {
+        let check = Check::of(case, 1);
+        check.same("/pairs/0/peermem/outcome", &json!("failed"));
+        check.same("/pairs/0/peermem/step", &json!(step));
+        check.same("/pairs/0/peermem/loopback/write", &json!(write));
+        check.same("/pairs/0/peermem/loopback/read", &json!(read));
+        check.verdict("not-ready", "TransferCorrupt");
+        check.finding("TransferCorrupt", "hardware");
+    }
+}
+
+#[test]
+#[ignore = "boots a virtual machine: make vm-test"]
+fn without_an_active_port_nothing_is_transferred() {
+    let check = Check::of("loopback-port-down", 1);
+    check.same("/pairs/0/peermem/outcome", &json!("verified"));
+    check.same("/pairs/0/peermem/loopback/outcome", &json!("skipped"));
+}
+
 /// What the report calls the region's keys are the kernel's.
 #[test]
 #[ignore = "boots a virtual machine: make vm-test"]
@@ -332,7 +372,7 @@ fn no_case_leaves_anything_in_the_kernel() {
         // The kernel's own: the list can be read at all.
         assert!(!held(case, "left", "pd").is_empty(), "{case}: not even the kernel's own PD");
     }
-    assert_eq!(looks, 18, "cases, and looks after a kill");
+    assert_eq!(looks, 23, "cases, and looks after a kill");
 }
 
 #[test]

@@ -40,6 +40,21 @@ unsafe fn put<T>(place: *mut T, value: T) -> Result {
     Ok(())
 }
 
+/// Copies, or does it wrong.
+unsafe fn copy(from: *const u8, to: *mut u8, size: usize, wrong: Option<&str>) {
+    // SAFETY: both ranges are the caller's promise.
+    unsafe {
+        match wrong {
+            Some("stale") => {}
+            Some("short") => from.copy_to_nonoverlapping(to, size - 1),
+            _ => from.copy_to_nonoverlapping(to, size),
+        }
+        if wrong == Some("flip") {
+            *to.add(size / 2) ^= 1;
+        }
+    }
+}
+
 unsafe fn put_text(place: *mut c_char, room: c_int, text: &str) -> Result {
     let room = usize::try_from(room).map_err(|_| INVALID_VALUE)?;
     if place.is_null() || room == 0 {
@@ -290,7 +305,7 @@ entry! {
         if host.is_null() { return Err(INVALID_VALUE) }
         let bytes = state.range(pointer, size)?.at(pointer);
         // SAFETY: within one allocation of ours; `host` is the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(bytes, host.cast(), size) };
+        unsafe { copy(bytes, host.cast(), size, state.wrong.as_deref()) };
         Ok(())
     }
 
@@ -305,7 +320,7 @@ entry! {
         if host.is_null() { return Err(INVALID_VALUE) }
         let bytes = state.range(pointer, size)?.at(pointer);
         // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(host.cast(), bytes, size) };
+        unsafe { copy(host.cast(), bytes, size, state.wrong.as_deref()) };
         Ok(())
     }
 }
