@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     config::{ByteSize, Config},
-    hardware::Inventory,
+    hardware::{Inventory, Surroundings},
     probe::{Machine, Rows, Task},
     report::Outcome,
     store::Memory,
@@ -23,6 +23,8 @@ use crate::{
 pub struct Checked {
     /// By GPU.
     pub rows: Rows,
+    /// What is around the devices.
+    pub surroundings: Surroundings,
     /// How long it took.
     pub took: Duration,
 }
@@ -97,11 +99,30 @@ pub async fn probe_all(
         rows.insert(gpu, row);
         progress.say(rows.len(), of);
     }
-    Checked { rows, took: start.elapsed() }
+    let gpus = inventory.gpus.iter().map(|gpu| gpu.pci).collect();
+    let surroundings = machine.surroundings(gpus, is_troubled(&rows, inventory)).await;
+    Checked { rows, surroundings, took: start.elapsed() }
+}
+
+/// Whether anything is there to be explained.
+fn is_troubled(rows: &Rows, inventory: &Inventory) -> bool {
+    let results = rows.values().flat_map(|row| row.hcas.values()).flat_map(|hca| hca.methods.values());
+    inventory.nvidia.is_none()
+        || inventory.hcas.is_empty()
+        || rows.values().any(|row| !row.stops.is_empty())
+        || results.into_iter().any(|result| result.outcome != Outcome::Verified)
 }
 
 /// Draws the conclusions of a finished check.
 #[must_use]
 pub fn conclude(inventory: &Inventory, checked: &Checked, memory: &Memory, config: &Config) -> Assessment {
-    verdict::assess(&Input { inventory, rows: &checked.rows, memory, config, checked: true, now: Timestamp::now() })
+    verdict::assess(&Input {
+        inventory,
+        surroundings: &checked.surroundings,
+        rows: &checked.rows,
+        memory,
+        config,
+        checked: true,
+        now: Timestamp::now(),
+    })
 }

@@ -335,6 +335,7 @@ impl Agent {
     fn assess(&self, now: Timestamp) -> Assessment {
         verdict::assess(&Input {
             inventory: &self.inventory,
+            surroundings: &self.checked.surroundings,
             rows: &self.checked.rows,
             memory: &self.memory,
             config: &self.context.config,

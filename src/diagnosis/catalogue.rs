@@ -61,10 +61,18 @@ catalogue! {
         "GPU memory can be registered, and the bytes that a transfer brings are wrong.",
         "Loopback: RDMA WRITE or READ completes, and the first byte that differs is in the evidence.",
         "Unexplained by what the agent can read. Keep jobs off this pair; collect `gdr-agent check --loopback -o json`, the kernel log and `nvidia-bug-report.sh`, and compare with another slot, driver and firmware.";
+    PeerMmioUnmapped, Driver, lasting,
+        "GPU memory can be registered, transfers over it are refused, and the NVIDIA driver does not map other devices' memory through the IOMMU.",
+        "Loopback fails, and /proc/driver/nvidia/params has DmaRemapPeerMmio: 0.",
+        "Load the nvidia module with NVreg_DmaRemapPeerMmio=1.";
     TransferRefused, Hardware, lasting,
         "GPU memory can be registered, and a transfer over it is refused.",
         "Loopback: the completion's status is in the evidence; host memory could be transferred a moment before.",
         "Candidates: ACS redirect on a bridge between the two (see AcsRedirect), an IOMMU that translates (boot with iommu=pt), a dma-buf mapping this platform can't do. If none applies it is unexplained: collect `gdr-agent check --loopback -o json` and the kernel log.";
+    UnsignedModule, Driver, lasting,
+        "The kernel refuses the NVIDIA module because of its signature (Secure Boot).",
+        "No NVIDIA driver is loaded, and the kernel log says that its key was rejected.",
+        "Sign the modules and enrol the key (mokutil), use the distribution's signed driver, or turn Secure Boot off.";
     DriverAbsent, Driver, passing,
         "The NVIDIA driver is not there: no kernel module, or no libcuda.so.1.",
         "/proc/driver/nvidia/version is missing, or libcuda.so.1 can't be loaded from any of the places that the finding lists.",
@@ -117,10 +125,58 @@ catalogue! {
         "This libibverbs has no dma-buf registration: its rdma-core is older than version 34.",
         "libibverbs.so.1 has no function ibv_reg_dmabuf_mr.",
         "Use an image with a newer rdma-core (this project's has 56 or newer); the node needs nothing.";
+    ProviderAbiMismatch, Agent, lasting,
+        "libibverbs and the HCA's provider library are not of one rdma-core, so that the HCA can't be used.",
+        "libibverbs complains of an ABI on stderr, and does not list or open the HCA.",
+        "Use one source of RDMA libraries: this project's image as it is, with nothing of OFED mounted over it.";
+    RdmaModuleMissing, Node, lasting,
+        "There are RDMA adapters, and mlx5_ib is not on this node: without it they are plain network cards.",
+        "mlx5_core is loaded, there is no RDMA device, and modules.dep of this kernel has no mlx5_ib.",
+        "Install the package that has it (Ubuntu: linux-modules-extra-$(uname -r); Red Hat: kernel-modules-extra), then `modprobe mlx5_ib` and list it in /etc/modules-load.d.";
     NoRdmaDevices, Node, passing,
         "There are RDMA adapters, but no RDMA device: the driver is missing or still loading.",
         "PCI functions of RDMA adapters without an entry in /sys/class/infiniband.",
         "modprobe mlx5_ib (ConnectX) or efa; some distributions have it in a package of its own (kernel-modules-extra).";
+    KernelLacksPeerMemory, Node, lasting,
+        "This kernel has no peer-memory interface: nvidia_peermem can't be loaded.",
+        "ibv_reg_mr answers EFAULT (14), nvidia_peermem is not loaded, and /proc/kallsyms has no ib_register_peer_memory_client.",
+        "Use dma-buf (open NVIDIA kernel modules, Linux 5.12 or newer), or install DOCA-OFED, which brings the interface, and rebuild the GPU driver.";
+    PeermemSymbolMismatch, Driver, lasting,
+        "nvidia_peermem was built for another version of OFED than the one that runs.",
+        "ibv_reg_mr answers EFAULT (14), nvidia_peermem is not loaded, and the kernel log says that it disagrees about a symbol's version.",
+        "Rebuild the GPU driver after OFED: delete the driver pod, or reinstall the package.";
+    PeermemModuleMissing, Driver, lasting,
+        "The kernel module nvidia_peermem is not on this node.",
+        "ibv_reg_mr answers EFAULT (14), nvidia_peermem is not loaded, and modules.dep of this kernel does not have it.",
+        "Reinstall the GPU driver with its kernel modules (for a driver container: FORCE_REINSTALL=true), after OFED; or use dma-buf.";
+    EfaPeermemMissing, Node, lasting,
+        "EFA takes GPU memory through a module of its own, efa_nv_peermem, which is not loaded.",
+        "ibv_reg_mr on an EFA device answers an error, and /sys/module/efa_nv_peermem is missing.",
+        "Install the EFA driver that brings efa_nv_peermem, or use the open NVIDIA kernel modules (dma-buf).";
+    LegacyNvPeerMem, Node, lasting,
+        "nv_peer_mem, the forerunner of nvidia_peermem, is loaded; it does not serve drivers of today, and keeps its successor out.",
+        "/sys/module/nv_peer_mem is there, alone with registrations that fail, or beside nvidia_peermem.",
+        "Remove the package nv_peer_mem (nvidia-peer-memory), unload it, and then load nvidia-peermem, or use dma-buf.";
+    PeermemInvalidContext, Driver, passing,
+        "nvidia_peermem has lost track of a mapping after a race at a process's end.",
+        "ibv_reg_mr fails with nvidia_peermem loaded, and the kernel log says `invalid context`.",
+        "Restart the jobs on this node and update the driver; if it stays, reload nvidia_peermem or reboot.";
+    KernelWithoutP2pdma, Node, lasting,
+        "This kernel is built without PCI peer-to-peer support, so that no dma-buf of GPU memory can be used.",
+        "dma-buf fails, and the kernel's configuration has CONFIG_PCI_P2PDMA not set.",
+        "Use a kernel with CONFIG_PCI_P2PDMA=y, or DOCA-OFED with nvidia-peermem.";
+    KernelWithoutOdp, Node, lasting,
+        "This kernel is built without on-demand paging for RDMA, which mlx5 needs for dma-bufs.",
+        "ibv_reg_dmabuf_mr is not supported by an mlx5 device, and CONFIG_INFINIBAND_ON_DEMAND_PAGING is not set.",
+        "Use a kernel with CONFIG_INFINIBAND_ON_DEMAND_PAGING=y, or load nvidia-peermem.";
+    NoPeerToPeerPath, Hardware, lasting,
+        "The platform gives this GPU and this HCA no way to each other's memory.",
+        "ibv_reg_dmabuf_mr answers ENOMEM (12), and the kernel log has what the driver says of it.",
+        "See ACS and the root complex between the two (`lspci -t`); other pairs of this node may have a way. On Grace, see the driver's note on FORCE_PCIE.";
+    Bar1Exhausted, Node, passing,
+        "BAR1, through which the HCA reaches the GPU's memory, has no room.",
+        "A registration answers EFAULT or ENOMEM, and the kernel log says so, or BAR1 is small.",
+        "See `nvidia-smi -q -d MEMORY`: end what holds BAR1 (GDRCopy, other registrations), or enable a large BAR (resizable BAR, `above 4G decoding`) in the firmware; in a VM, give it more MMIO space.";
     PeermemNotLoaded, Node, lasting,
         "The kernel module nvidia_peermem is not loaded: ibv_reg_mr can't take GPU memory.",
         "ibv_reg_mr answers EFAULT (14) and there is no /sys/module/nvidia_peermem.",
@@ -197,6 +253,10 @@ catalogue! {
         "A CUDA call failed for a reason that has no row of its own.",
         "The call and its CUresult are in the evidence.",
         "See nvidia-smi and the kernel log (`NVRM`, `Xid`) on the node.";
+    CpusetHidesGpuMemory, Agent, passing,
+        "This container may not allocate on the NUMA nodes that are the GPU's memory, so that CUDA can make no context.",
+        "A context or an allocation is refused for want of memory, and Mems_allowed_list leaves out nodes that have memory.",
+        "Leave cpuset.mems of the agent's pod alone (memory manager, static CPU policy, batch system); jobs started under the same cpuset fail alike.";
     GpuBusy, Workload, passing,
         "The GPU is in use, and was not checked.",
         "CUDA answers that the device is unavailable or out of memory.",
@@ -205,6 +265,22 @@ catalogue! {
         "A port that was ACTIVE is not.",
         "The port's state in sysfs.",
         "Look at the cable, the transceiver and the switch port; on InfiniBand at the subnet manager; `ip link` or `ibstat` on the node show more.";
+    PodsMemlockLow, Node, lasting,
+        "Containers on this node start with a small locked-memory limit: other pods will fail to register memory, although this one, with CAP_IPC_LOCK, does not.",
+        "RLIMIT_MEMLOCK of this container is below 64 MiB.",
+        "Set LimitMEMLOCK=infinity for containerd (a systemd drop-in), or give pods that use RDMA the capability IPC_LOCK.";
+    MemoryPeersAbsent, Node, lasting,
+        "nvidia_peermem works, and NCCL before 2.23.4 does not see that it does.",
+        "nvidia_peermem is the only method that works, and /sys/kernel/mm/memory_peers is missing, as on Linux 6.4 and newer.",
+        "Use NCCL 2.23.4 or newer, or dma-buf.";
+    OldDriverP2pRace, Driver, lasting,
+        "This GPU driver can crash the kernel when a registration is taken away while it is in use.",
+        "nvidia_peermem is loaded, and the driver is from 515 to before 525.105.17, or before 535.14.",
+        "Update the GPU driver to 525.105.17, 535.14 or newer.";
+    LargeMappingFault, Driver, lasting,
+        "On kernels with 64 KiB pages some drivers of this series fault on mappings of 4 GiB and more (Xid 31); smaller ones, as this check uses, work.",
+        "The page size is 64 KiB, and the driver is of series 590 or newer.",
+        "See NVIDIA's release notes for this driver; prove it with `gdr-agent check --loopback` and check.deepSize of more than 4GiB, or use a driver of series 580.";
     RailMissing, Hardware, passing,
         "A GPU has no HCA that serves it.",
         "None of its nearest HCAs has a usable port and a good registration, or there is none.",

@@ -4,6 +4,7 @@
 pub mod gpu;
 pub mod hca;
 pub mod pci;
+pub mod surroundings;
 pub mod topology;
 
 use std::{
@@ -16,6 +17,7 @@ use jiff::Timestamp;
 pub use gpu::GpuFacts;
 pub use hca::{DeviceNode, HcaFacts};
 pub use pci::{PciAddress, PciPath};
+pub use surroundings::Surroundings;
 
 use crate::report::{TopologyKind, Transport};
 

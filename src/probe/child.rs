@@ -190,6 +190,8 @@ fn limits() -> Limits {
     Limits {
         memlock: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
         ipc_lock: effective >> CAP_IPC_LOCK & 1 == 1,
+        in_pod: std::env::var_os("KUBERNETES_SERVICE_HOST").is_some(),
+        nodes_allowed: status.lines().find_map(|line| Some(line.strip_prefix("Mems_allowed_list:")?.trim().to_owned())),
     }
 }
 

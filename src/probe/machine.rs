@@ -10,12 +10,12 @@ use super::{
 };
 use crate::{
     config::{Config, Driver},
-    hardware::{GpuFacts, HcaFacts, Inventory, Roots},
+    hardware::{GpuFacts, HcaFacts, Inventory, PciAddress, Roots, Surroundings},
     report::{Method, Transport},
 };
 
 /// A future that a machine answers with.
-pub type Answer<'a> = Pin<Box<dyn Future<Output = Row> + Send + 'a>>;
+pub type Answer<'a, T = Row> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What is to be tried with one GPU.
 #[derive(Debug, Clone)]
@@ -44,6 +44,8 @@ pub trait Machine: Send + Sync {
     fn changed_since(&self, last: &Inventory) -> bool;
     /// Does it work; touches the devices, in a child.
     fn probe(&self, task: Task) -> Answer<'_>;
+    /// What is around its devices; `troubled`: with what only a failure is worth.
+    fn surroundings(&self, gpus: Vec<PciAddress>, troubled: bool) -> Answer<'_, Surroundings>;
     /// Whether it is made up.
     fn simulated(&self) -> bool;
     /// Keys of HCAs known to have been ACTIVE before the agent ever looked.
@@ -94,6 +96,15 @@ impl Machine for RealMachine {
                 hcas: task.hcas.iter().map(|hca| target(hca, &self.roots)).collect(),
             };
             self.supervisor.probe(&plan, task.gpu.uuid.as_deref(), &found, task.limit).await
+        })
+    }
+
+    fn surroundings(&self, gpus: Vec<PciAddress>, troubled: bool) -> Answer<'_, Surroundings> {
+        let (roots, host) = (self.roots.clone(), self.driver.root.clone());
+        Box::pin(async move {
+            // kallsyms alone is ten megabytes.
+            let read = move || Surroundings::read(&roots, &host, &gpus, troubled);
+            tokio::task::spawn_blocking(read).await.unwrap_or_default()
         })
     }
 

@@ -188,7 +188,7 @@ impl HcaCheck<'_, '_> {
         let mr = match self.register(|access| pd.register(address, size, access)) {
             Ok(mr) => mr,
             Err(errno) => {
-                let outcome = of_peermem(errno, self.ready.limits, size as u64);
+                let outcome = of_peermem(errno, &self.ready.limits, size as u64);
                 return Ok(result(outcome, Some(Step::RegMr), Some(errno.into()), start.elapsed()));
             }
         };

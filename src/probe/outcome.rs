@@ -39,7 +39,7 @@ pub fn says_nothing(errno: Errno) -> bool {
 /// The locked-memory limit of this process explains it: EPERM is `can_do_mlock()`, ENOMEM a limit
 /// smaller than what was asked for, which no capability lifts.
 #[must_use]
-pub fn is_memlock(errno: i64, limits: Limits, size: u64) -> bool {
+pub fn is_memlock(errno: i64, limits: &Limits, size: u64) -> bool {
     !limits.ipc_lock && matches!(errno, 1 | 12) && limits.memlock.is_some_and(|limit| limit < size)
 }
 
@@ -57,7 +57,7 @@ pub fn of_dmabuf(errno: Errno) -> Outcome {
 
 /// Of `ibv_reg_mr` on a device pointer, which is.
 #[must_use]
-pub fn of_peermem(errno: Errno, limits: Limits, size: u64) -> Outcome {
+pub fn of_peermem(errno: Errno, limits: &Limits, size: u64) -> Outcome {
     if is_memlock(i64::from(errno.0), limits, size) { Outcome::Unknown } else { of_dmabuf(errno) }
 }
 
@@ -79,14 +79,14 @@ mod tests {
 
     #[test]
     fn the_limit_explains_only_what_it_forbids() {
-        let limits = |memlock, ipc_lock| Limits { memlock, ipc_lock };
+        let limits = |memlock, ipc_lock| Limits { memlock, ipc_lock, ..Limits::default() };
         let size = 2 << 20;
-        assert!(is_memlock(12, limits(Some(65_536), false), size));
-        assert!(is_memlock(1, limits(Some(0), false), size));
-        assert!(!is_memlock(12, limits(Some(65_536), true), size), "the capability lifts it");
-        assert!(!is_memlock(12, limits(None, false), size), "unlimited");
-        assert!(!is_memlock(12, limits(Some(size), false), size), "large enough");
-        assert!(!is_memlock(14, limits(Some(0), false), size));
-        assert_eq!(of_peermem(Errno(12), limits(None, false), size), Outcome::Failed);
+        assert!(is_memlock(12, &limits(Some(65_536), false), size));
+        assert!(is_memlock(1, &limits(Some(0), false), size));
+        assert!(!is_memlock(12, &limits(Some(65_536), true), size), "the capability lifts it");
+        assert!(!is_memlock(12, &limits(None, false), size), "unlimited");
+        assert!(!is_memlock(12, &limits(Some(size), false), size), "large enough");
+        assert!(!is_memlock(14, &limits(Some(0), false), size));
+        assert_eq!(of_peermem(Errno(12), &limits(None, false), size), Outcome::Failed);
     }
 }

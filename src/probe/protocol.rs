@@ -178,12 +178,16 @@ pub enum Line {
 }
 
 /// What the child's sandbox lets it do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Limits {
     /// `RLIMIT_MEMLOCK` in bytes; none: unlimited.
     pub memlock: Option<u64>,
     /// Whether `CAP_IPC_LOCK` is effective.
     pub ipc_lock: bool,
+    /// Whether it runs in a pod, whose limits are other pods' too.
+    pub in_pod: bool,
+    /// NUMA nodes that it may allocate on (`Mems_allowed_list` in `proc_pid_status(5)`).
+    pub nodes_allowed: Option<String>,
 }
 
 /// What was learned of the GPU.

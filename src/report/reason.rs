@@ -96,6 +96,44 @@ reasons! {
     TransferCorrupt,
     /// `nvidia_peermem` is not loaded.
     PeermemNotLoaded,
+    /// The kernel has no peer-memory interface, so that `nvidia_peermem` can't be loaded.
+    KernelLacksPeerMemory,
+    /// `nvidia_peermem` is not on this node.
+    PeermemModuleMissing,
+    /// `nvidia_peermem` was built for another OFED.
+    PeermemSymbolMismatch,
+    /// `nv_peer_mem`, the forerunner, is loaded.
+    LegacyNvPeerMem,
+    /// `efa_nv_peermem` is not loaded.
+    EfaPeermemMissing,
+    /// `nvidia_peermem` has lost track of its mappings.
+    PeermemInvalidContext,
+    /// BAR1 of the GPU has no room.
+    Bar1Exhausted,
+    /// The kernel is built without `CONFIG_PCI_P2PDMA`.
+    KernelWithoutP2pdma,
+    /// The kernel is built without `CONFIG_INFINIBAND_ON_DEMAND_PAGING`.
+    KernelWithoutOdp,
+    /// The platform gives GPU and HCA no way to each other.
+    NoPeerToPeerPath,
+    /// The NVIDIA driver does not map other devices' memory through the IOMMU.
+    PeerMmioUnmapped,
+    /// The kernel refuses the NVIDIA module's signature.
+    UnsignedModule,
+    /// The RDMA half of the network driver is not on this node.
+    RdmaModuleMissing,
+    /// libibverbs and its provider are not of one source.
+    ProviderAbiMismatch,
+    /// This container may not use the NUMA nodes of GPU memory.
+    CpusetHidesGpuMemory,
+    /// Pods here start with a small locked-memory limit.
+    PodsMemlockLow,
+    /// A folder that older NCCL looks for is not there.
+    MemoryPeersAbsent,
+    /// This driver can crash when a mapping is taken away.
+    OldDriverP2pRace,
+    /// Large mappings can fault with this driver on this kernel.
+    LargeMappingFault,
     /// `nvidia_peermem` is loaded, and the registration is refused.
     PeermemRefused,
     /// The provider or the kernel has no dma-buf registration.

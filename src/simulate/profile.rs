@@ -174,7 +174,7 @@ impl Profile {
                 dma_buf: Some(open),
                 allocated: Some((address, task.size as u64)),
             },
-            limits: Some(Limits { memlock: None, ipc_lock: true }),
+            limits: Some(Limits { ipc_lock: true, ..Limits::default() }),
             hcas: hcas.collect(),
             ..Row::default()
         }

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::{Assessment, Input, assess, remember};
 use crate::{
     config::Config,
-    hardware::Inventory,
+    hardware::{Inventory, Surroundings},
     probe::{
         GpuAnswer, HcaAnswer, Limits, Machine, Row, Rows, Step,
         protocol::{End, Stopped},
@@ -17,6 +17,7 @@ use crate::{
 
 pub(crate) struct Scene {
     pub(crate) inventory: Inventory,
+    pub(crate) surroundings: Surroundings,
     pub(crate) rows: Rows,
     pub(crate) memory: Memory,
     pub(crate) config: Config,
@@ -30,7 +31,9 @@ impl Scene {
         let inventory = machine.inventory();
         let mut memory = Memory::default();
         memory.seen_active.extend(machine.known_active());
-        let mut scene = Self { inventory, rows: Rows::new(), memory, config: Config::default(), checked: true };
+        let surroundings = Surroundings::default();
+        let mut scene =
+            Self { inventory, surroundings, rows: Rows::new(), memory, config: Config::default(), checked: true };
         scene.verify_all();
         scene
     }
@@ -45,7 +48,7 @@ impl Scene {
                 allocated: Some((0x7f00_0000_0000, 2 << 20)),
                 ..GpuAnswer::default()
             },
-            limits: Some(Limits { memlock: None, ipc_lock: true }),
+            limits: Some(Limits { ipc_lock: true, ..Limits::default() }),
             hcas: hcas.into_iter().map(|name| (name, HcaAnswer::default())).collect(),
             ..Row::default()
         };
@@ -111,6 +114,7 @@ impl Scene {
     pub(crate) fn assess(&self) -> Assessment {
         assess(&Input {
             inventory: &self.inventory,
+            surroundings: &self.surroundings,
             rows: &self.rows,
             memory: &self.memory,
             config: &self.config,

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use crate::{
     config::Config,
     diagnosis,
-    hardware::{GpuFacts, HcaFacts, Inventory},
+    hardware::{GpuFacts, HcaFacts, Inventory, Surroundings},
     probe::{Rows, protocol::Stopped},
     report::{API_VERSION, Finding, Gpu, Hca, HcaRole, Pair, Reason, Report, Verdict},
     store::Memory,
@@ -30,6 +30,8 @@ pub use state::judge;
 pub struct Input<'a> {
     /// What is here.
     pub inventory: &'a Inventory,
+    /// What is around the devices.
+    pub surroundings: &'a Surroundings,
     /// What the children found.
     pub rows: &'a Rows,
     /// What is remembered.
@@ -73,6 +75,7 @@ pub fn assess(input: &Input<'_>) -> Assessment {
     let gpus: Vec<Gpu> = (0..input.inventory.gpus.len()).map(|g| gpu(input, &roles, &nearest, &pairs, g)).collect();
     let facts = diagnosis::Facts {
         inventory: input.inventory,
+        surroundings: input.surroundings,
         rows: input.rows,
         config: input.config,
         gpus: &gpus,

@@ -52,7 +52,10 @@ fn devices() -> &'static [usize] {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let wrong = ordered!("ibv_get_device_list", "");
-    let all: &[usize] = if wrong.as_deref() == Some("empty") { &[] } else { devices() };
+    if wrong.as_deref() == Some("abi") {
+        eprintln!("libibverbs: Warning: Driver mlx5 does not support the kernel ABI of 99 (supports 1 to 1)");
+    }
+    let all: &[usize] = if matches!(wrong.as_deref(), Some("empty" | "abi")) { &[] } else { devices() };
     let mut list: Vec<*mut ibv_device> = all.iter().map(|device| *device as *mut ibv_device).collect();
     if !count.is_null() {
         // SAFETY: a place for one int is the caller's promise.
