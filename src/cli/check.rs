@@ -90,6 +90,9 @@ async fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let mut inventory = context.machine.inventory();
     narrow(&mut inventory, arguments)?;
     let mut memory = context.store.load(&inventory.boot_id);
+    if let Some(report) = &memory.report {
+        inventory.recall(&report.hcas);
+    }
     memory.saw_active(context.machine.known_active());
     let progress = Progress::new(std::io::stderr().is_terminal() && arguments.output == Format::Text);
     let loopback = arguments.loopback || context.config.check.loopback != Loopback::Never;

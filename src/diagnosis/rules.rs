@@ -38,8 +38,9 @@ fn node(facts: &Facts<'_>, out: &mut Gathered) {
     if inventory.nvidia.is_none() && facts.gpus.iter().any(|g| g.role == GpuRole::Eligible) {
         raise_of_node(Reason::DriverAbsent, "/proc/driver/nvidia/version is missing", None, facts, out);
     }
-    if inventory.hcas.is_empty() && !inventory.bare_functions.is_empty() {
-        let functions: Vec<_> = inventory.bare_functions.iter().map(ToString::to_string).collect();
+    elsewhere(facts, out);
+    if inventory.hcas.is_empty() && !inventory.bare_functions.is_empty() && !inventory.has_strangers_elsewhere() {
+        let functions: Vec<_> = inventory.bare_functions.iter().map(|f| f.pci.to_string()).collect();
         let driver = facts.surroundings.loaded.contains("mlx5_core").then_some("mlx5_core");
         raise_of_node(
             Reason::NoRdmaDevices,
@@ -70,6 +71,19 @@ fn node(facts: &Facts<'_>, out: &mut Gathered) {
             ),
             _ => continue,
         };
+    }
+}
+
+/// Where every HCA is in a pod or a virtual machine, that is why nothing can be said.
+fn elsewhere(facts: &Facts<'_>, out: &mut Gathered) {
+    let here = |h: &&crate::report::Hca| !matches!(h.role, HcaRole::Away | HcaRole::Excluded);
+    let away: Vec<_> = facts.hcas.iter().filter(|h| h.role == HcaRole::Away).collect();
+    if facts.hcas.iter().any(|h| here(&h)) || away.is_empty() && !facts.inventory.has_strangers_elsewhere() {
+        return;
+    }
+    out.raise(Reason::HcasInPods, Severity::Info, None, None, "RDMA-capable PCI functions without an RDMA device here");
+    for hca in away {
+        out.raise(Reason::HcasInPods, Severity::Info, None, Some(&hca.name), "");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
         protocol::{End, Stopped},
     },
     report::{Code, Finding, Method, Outcome, Reason, Severity, Who},
-    verdict::fixture::{Scene, refused, result, unknown, unsupported},
+    verdict::fixture::{Scene, bare, refused, result, unknown, unsupported},
 };
 
 fn found(scene: &Scene, reason: Reason) -> Option<Finding> {
@@ -155,14 +155,14 @@ fn a_driver_that_exports_no_dma_buf() {
 fn adapters_without_rdma_device() {
     let mut scene = small();
     scene.truncate(2, 0);
-    scene.inventory.bare_functions = vec!["0000:18:00.0".parse().unwrap()];
+    scene.inventory.bare_functions = vec![bare("0000:18:00.0")];
     let finding = raised(&scene, Reason::NoRdmaDevices);
     assert_eq!((finding.severity, finding.who), (Severity::Error, Who::Node));
     assert!(finding.evidence[0].contains("0000:18:00.0"));
     assert_eq!(reasons(&scene), [Reason::NoRdmaDevices], "it explains that nothing serves the GPUs");
     // A bond's second function has none, and the first has.
     let mut scene = small();
-    scene.inventory.bare_functions = vec!["0000:18:00.1".parse().unwrap()];
+    scene.inventory.bare_functions = vec![bare("0000:18:00.1")];
     assert_eq!(reasons(&scene), []);
 }
 

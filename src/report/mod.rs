@@ -140,6 +140,9 @@ pub struct Hca {
     pub vendor: Option<String>,
     /// NUMA node; `null` when the kernel does not know it.
     pub numa: Option<u32>,
+    /// Firmware version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub firmware: Option<String>,
     /// What runs on its wire.
     pub transport: Transport,
     /// What part it plays.

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::{Assessment, Input, assess, remember};
 use crate::{
     config::Config,
-    hardware::{Inventory, Surroundings},
+    hardware::{BareFunction, Inventory, Surroundings},
     probe::{
         GpuAnswer, HcaAnswer, Limits, Machine, Row, Rows, Step,
         protocol::{End, Stopped},
@@ -148,4 +148,15 @@ pub(crate) fn unsupported(step: Step, errno: Option<i32>) -> MethodResult {
 /// A step of the agent's own sandbox.
 pub(crate) fn unknown(step: Step, errno: Option<i32>) -> MethodResult {
     result(Outcome::Unknown, Some(step), errno.map(Code::errno))
+}
+
+/// An adapter's function without an RDMA device.
+pub(crate) fn bare(pci: &str) -> BareFunction {
+    BareFunction {
+        pci: pci.parse().unwrap(),
+        driver: Some("mlx5_core".into()),
+        ids: Some((0x15b3, 0x1021)),
+        numa: Some(0),
+        path: crate::hardware::PciPath::default(),
+    }
 }

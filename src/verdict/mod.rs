@@ -155,6 +155,7 @@ fn hca(facts: &HcaFacts, role: HcaRole, rail: bool) -> Hca {
         driver: facts.driver.clone(),
         vendor: facts.ids.map(|(vendor, _)| format!("{vendor:#06x}")),
         numa: facts.numa,
+        firmware: facts.firmware.clone(),
         transport: facts.transport,
         role,
         rail,

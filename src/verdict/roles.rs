@@ -58,6 +58,8 @@ pub fn is_checked(gpu: &GpuFacts) -> bool {
 fn hca_role(hca: &HcaFacts, input: &Input<'_>) -> HcaRole {
     if is_excluded(hca, input.config) {
         HcaRole::Excluded
+    } else if hca.away {
+        HcaRole::Away
     } else if is_incapable(hca, input) {
         HcaRole::Incapable
     } else if hca.usable() || input.memory.seen_active.contains(&hca.key()) {
@@ -80,7 +82,7 @@ fn is_excluded(hca: &HcaFacts, config: &Config) -> bool {
 /// The HCAs that a check touches.
 #[must_use]
 pub fn hcas_to_probe(inventory: &Inventory, config: &Config) -> Vec<HcaFacts> {
-    inventory.hcas.iter().filter(|h| !is_excluded(h, config)).cloned().collect()
+    inventory.hcas.iter().filter(|h| !h.away && !is_excluded(h, config)).cloned().collect()
 }
 
 /// Both methods unsupported wherever it was tried; or no dma-buf, and peermem refused for every HCA

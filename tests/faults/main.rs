@@ -2,6 +2,7 @@
 //! each way that it can. `docs/faults.md` is the table.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod away;
 mod diagnosis;
 mod neighbours;
 mod supervision;

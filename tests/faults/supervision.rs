@@ -14,15 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A check that goes on by itself.
 fn begin(node: &Node) -> Child {
-    let command = node.command(&["check", "-o", "json"]);
-    let mut free = Command::new(command.get_program());
-    free.args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => free.env(name, value),
-            None => free.env_remove(name),
-        };
-    }
+    let mut free = node.free(&["check", "-o", "json"]);
     free.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn().unwrap()
 }
 

@@ -98,6 +98,20 @@ impl Node {
         command
     }
 
+    /// The same, to be started and left alone.
+    pub(crate) fn free(&self, arguments: &[&str]) -> process::Command {
+        let command = self.command(arguments);
+        let mut free = process::Command::new(command.get_program());
+        free.args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => free.env(name, value),
+                None => free.env_remove(name),
+            };
+        }
+        free
+    }
+
     /// `check -o json`, with more arguments.
     pub(crate) fn check(&self, more: &[&str]) -> Ran {
         let mut arguments = vec!["check", "-o", "json"];
