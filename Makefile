@@ -49,8 +49,8 @@ lint: prepare ## rustfmt, clippy, cargo deny, helm lint, manifests and docs up t
 fmt: ## Format the code
 	cargo fmt --all
 
-bench: release ## Time of a whole simulated check (a first figure; more to come)
-	@for i in 1 2 3 4 5; do /usr/bin/env time -f '%e s  %M KiB' target/release/gdr-agent check --simulate hgx-h100 >/dev/null; done
+bench: prepare ## Time of a whole check, beside a program for one pair at a time (2 minutes)
+	cargo bench --locked --bench pairs
 
 image: release ## The container image, as target/image/gdr-agent.tar
 	tests/image/build

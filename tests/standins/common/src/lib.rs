@@ -67,7 +67,9 @@ fn carry_out(what: &str, item: &str) -> Option<Fault> {
     match kind {
         "code" => return Some(Fault::Code(value.parse().unwrap_or_else(|_| refuse(item)))),
         "wrong" => return Some(Fault::Wrong(value.to_owned())),
-        "delay" => std::thread::sleep(Duration::from_millis(value.parse().unwrap_or_else(|_| refuse(item)))),
+        "delay" => {
+            std::thread::sleep(Duration::from_secs_f64(value.parse::<f64>().unwrap_or_else(|_| refuse(item)) / 1000.0))
+        }
         "hang" => loop {
             std::thread::sleep(Duration::from_secs(3600));
         },
