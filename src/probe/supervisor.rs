@@ -45,6 +45,7 @@ impl Supervisor {
     /// `run_dir` holds the lock of each GPU, so that `check` and the agent never meet on one.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
+        sweep(run_dir);
         Self { run_dir: run_dir.to_owned(), stuck: Arc::default() }
     }
 
@@ -314,6 +315,21 @@ impl Stopped {
     }
 }
 
+/// Removes folders of processes that were killed, once no child can be using them any more.
+fn sweep(run_dir: &Path) {
+    const LONGER_THAN_ANY_CHECK: Duration = Duration::from_secs(2 * 3600);
+    for entry in std::fs::read_dir(run_dir).into_iter().flatten().flatten() {
+        let modified = entry.metadata().and_then(|m| m.modified()).ok();
+        let old = modified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > LONGER_THAN_ANY_CHECK);
+        if old && entry.file_name().to_string_lossy().starts_with(FOLDER) {
+            let _ = std::fs::remove_dir_all(entry.path()); // tried again at the next start
+        }
+    }
+}
+
+/// How the folders of children are called.
+const FOLDER: &str = "probe-";
+
 /// A folder that goes when it is dropped.
 struct TempDir(PathBuf);
 
@@ -326,7 +342,7 @@ impl Drop for TempDir {
 fn tempfile_dir(run_dir: &Path) -> std::io::Result<TempDir> {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("probe-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let name = format!("{FOLDER}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let make = |parent: &Path| {
         std::fs::create_dir_all(parent)?;
         let dir = parent.join(&name);
@@ -334,4 +350,24 @@ fn tempfile_dir(run_dir: &Path) -> std::io::Result<TempDir> {
         Ok(TempDir(dir))
     };
     make(run_dir).or_else(|_: std::io::Error| make(&std::env::temp_dir()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sweeps_what_is_old_and_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |name: &str, hours: u64| {
+            let path = dir.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            let at = std::time::SystemTime::now() - Duration::from_secs(hours * 3600);
+            std::fs::File::open(&path).unwrap().set_modified(at).unwrap();
+            path
+        };
+        let (old, young, other) = (make("probe-1-0", 3), make("probe-2-0", 1), make("something", 3));
+        Supervisor::new(dir.path());
+        assert_eq!((old.exists(), young.exists(), other.exists()), (false, true, true));
+    }
 }

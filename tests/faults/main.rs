@@ -5,6 +5,7 @@
 mod away;
 mod diagnosis;
 mod neighbours;
+mod soak;
 mod supervision;
 #[path = "../support/mod.rs"]
 mod support;
