@@ -7,7 +7,8 @@ pub mod pci;
 pub mod topology;
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -166,8 +167,8 @@ fn nvidia_module(roots: &Roots) -> Option<NvidiaModule> {
     Some(NvidiaModule { version: version.to_owned(), open: line.contains("Open Kernel Module") })
 }
 
-/// A machine is virtual when it says so itself: by its firmware's name, by paravirtual PCI
-/// functions, or by a hypervisor's bus on the way to a GPU.
+/// A machine is virtual when it says so itself: by its firmware's name, by a hypervisor's bus on the
+/// way to a device, by its processor, or, where that says nothing, by paravirtual PCI functions.
 fn topology_kind(roots: &Roots, gpus: &[GpuFacts], hcas: &[HcaFacts]) -> TopologyKind {
     let dmi = |name: &str| read_trimmed(&roots.sysfs.join("class/dmi/id").join(name)).unwrap_or_default();
     let named = ["sys_vendor", "product_name"].map(dmi).iter().any(|text| {
@@ -176,9 +177,28 @@ fn topology_kind(roots: &Roots, gpus: &[GpuFacts], hcas: &[HcaFacts]) -> Topolog
             .any(|v| text.contains(v))
     });
     let foreign = gpus.iter().any(|g| g.path.foreign) || hcas.iter().any(|h| h.path.foreign);
-    let paravirtual =
-        pci_functions(roots).iter().any(|(dir, _)| matches!(read_hex(&dir.join("vendor")), Some(0x1af4 | 0x1b36)));
-    if named || foreign || paravirtual { TopologyKind::Virtual } else { TopologyKind::Physical }
+    if named || foreign || below_a_hypervisor(roots).unwrap_or_else(|| has_paravirtual_functions(roots)) {
+        TopologyKind::Virtual
+    } else {
+        TopologyKind::Physical
+    }
+}
+
+/// What an x86 processor says of itself; others say nothing.
+fn below_a_hypervisor(roots: &Roots) -> Option<bool> {
+    /// The first processor's lines are enough, and a large machine's file is slow to read.
+    const FIRST_PROCESSOR: u64 = 8 << 10;
+    let mut text = String::new();
+    let file = fs::File::open(roots.procfs.join("cpuinfo")).ok()?;
+    file.take(FIRST_PROCESSOR).read_to_string(&mut text).ok()?;
+    let flags = text.lines().find(|l| l.starts_with("flags"))?;
+    Some(flags.split_whitespace().any(|f| f == "hypervisor"))
+}
+
+/// QEMU's bridges, or virtio. The latter exist on bare metal too, where a card of the cloud's shows
+/// them.
+fn has_paravirtual_functions(roots: &Roots) -> bool {
+    pci_functions(roots).iter().any(|(dir, _)| matches!(read_hex(&dir.join("vendor")), Some(0x1af4 | 0x1b36)))
 }
 
 /// All PCI functions with their resolved directories, in the order of their addresses.

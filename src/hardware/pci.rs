@@ -92,7 +92,7 @@ impl PciPath {
             } else if part.starts_with("pci") && part.contains(':') {
                 part.clone_into(&mut path.root);
                 functions.clear();
-            } else if part.starts_with("VMBUS") || part.starts_with("LNXSYSTM") {
+            } else if part.starts_with("VMBUS") || is_guid(part) {
                 path.foreign = true;
             }
         }
@@ -100,6 +100,11 @@ impl PciPath {
         path.bridges = functions;
         path
     }
+}
+
+/// Devices of Hyper-V's bus are called by a GUID, whatever the bus itself is called.
+fn is_guid(part: &str) -> bool {
+    part.split('-').map(str::len).eq([8, 4, 4, 4, 12]) && part.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
 #[cfg(test)]
