@@ -150,18 +150,18 @@ impl Spec {
         for dir in ["bus/pci/devices", "class/infiniband", "class/infiniband_verbs", "module/nvidia_peermem"] {
             fs::create_dir_all(built.sys(dir)).unwrap();
         }
-        built.put("proc/sys/kernel/random/boot_id", &format!("{}\n", super::BOOT_ID));
+        built.put("proc/sys/kernel/random/boot_id", format!("{}\n", super::BOOT_ID));
         built.put("proc/driver/nvidia/version", super::DRIVER_VERSION);
         if let [kind] = self.words("cpu")[..] {
             let flag = if kind == "hypervisor" { " hypervisor" } else { "" };
-            built.put("proc/cpuinfo", &format!("processor\t: 0\nflags\t\t: fpu vme de pse{flag} lahf_lm\n"));
+            built.put("proc/cpuinfo", format!("processor\t: 0\nflags\t\t: fpu vme de pse{flag} lahf_lm\n"));
         }
         for (node, cpus, socket) in &self.numa {
-            built.put(&format!("sys/devices/system/node/node{node}/cpulist"), &format!("{cpus}\n"));
+            built.put(&format!("sys/devices/system/node/node{node}/cpulist"), format!("{cpus}\n"));
             let first = cpus.split(['-', ',']).next().unwrap();
             if let Some(socket) = socket {
                 let file = format!("sys/devices/system/cpu/cpu{first}/topology/physical_package_id");
-                built.put(&file, &format!("{socket}\n"));
+                built.put(&file, format!("{socket}\n"));
             }
         }
         self.functions.iter().for_each(|f| built.function(f));
@@ -240,7 +240,7 @@ impl Built {
 
     fn function(&self, function: &Function) {
         let dir = format!("sys/devices/{}", function.path);
-        let put = |file: &str, text: &str| self.put(&format!("{dir}/{file}"), &format!("{text}\n"));
+        let put = |file: &str, text: &str| self.put(&format!("{dir}/{file}"), format!("{text}\n"));
         put("vendor", &format!("0x{}", function.ids.0));
         put("device", &format!("0x{}", function.ids.1));
         put("class", &format!("0x{}", function.class));
