@@ -1,7 +1,7 @@
 //! What holds of every PCI tree, however odd.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::{collections::BTreeSet, fs, os::unix::fs::symlink, path::Path};
+use std::{collections::BTreeSet, fmt::Write, fs, os::unix::fs::symlink, path::Path};
 
 use gdr_agent::{
     config::Config,
@@ -34,7 +34,7 @@ impl Place {
         let mut number = 0_u32;
         for turn in self.turns.iter().chain([&0]) {
             number = number * 3 + u32::from(*turn) + 1;
-            folder += &format!("/{:04x}:{twist:02x}:00.0", number ^ u32::from(twist));
+            let _ = write!(folder, "/{:04x}:{twist:02x}:00.0", number ^ u32::from(twist));
         }
         folder
     }
@@ -164,8 +164,10 @@ fn conclude(inventory: &Inventory) -> Assessment {
     assess(&Input { inventory, rows: &rows, memory: &memory, config: &config, checked: true, now })
 }
 
+type Facts = (BTreeSet<(PciAddress, String, Distance, bool)>, BTreeSet<String>);
+
 /// Pairs with their distances, nearest HCAs and rails, in an order of their own.
-fn facts(assessment: &Assessment) -> (BTreeSet<(PciAddress, String, Distance, bool)>, BTreeSet<String>) {
+fn facts(assessment: &Assessment) -> Facts {
     let pairs = assessment.pairs.iter().map(|p| (p.gpu, p.hca.clone(), p.distance, p.counted)).collect();
     (pairs, assessment.hcas.iter().filter(|h| h.rail).map(|h| h.name.clone()).collect())
 }

@@ -5,7 +5,7 @@ use std::{fs, sync::Arc};
 use super::{CliError, Global};
 use crate::{
     config::{self, Config},
-    hardware::Roots,
+    hardware::{Roots, TopologyFile},
     probe::{Machine, RealMachine},
     simulate::SimulatedMachine,
     store::Store,
@@ -30,9 +30,11 @@ impl Context {
     pub fn new(global: &Global) -> Result<Self, CliError> {
         let config = config::load(global.config.as_deref(), std::env::vars())?;
         let roots = Roots::from_flags(global.sysfs_root.clone(), global.procfs_root.clone(), global.dev_root.clone());
+        let file = config.hardware.topology_file.as_deref();
+        let topology = file.map(|f| TopologyFile::read(&config.driver.root, f)).transpose()?.map(Arc::new);
         let machine: Arc<dyn Machine> = match &global.simulate {
-            Some(profile) => Arc::new(SimulatedMachine::new(profile, boot_id(&roots))?),
-            None => Arc::new(RealMachine::new(roots.clone(), &config, &global.run_dir)),
+            Some(profile) => Arc::new(SimulatedMachine::new(profile, boot_id(&roots))?.with_topology(topology)),
+            None => Arc::new(RealMachine::new(roots.clone(), &config, &global.run_dir).with_topology(topology)),
         };
         let store = Store::new(&config.store.dir, machine.simulated());
         let node = global.node_name.clone().unwrap_or_else(host_name);

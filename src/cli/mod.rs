@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub use context::Context;
 
-use crate::{config::ConfigError, simulate::ProfileError};
+use crate::{config::ConfigError, hardware::TopologyError, simulate::ProfileError};
 
 /// Exit statuses, beside those of [`exit::of_state`].
 pub mod exit {
@@ -111,6 +111,9 @@ pub enum CliError {
     /// The profile was refused.
     #[error(transparent)]
     Profile(#[from] ProfileError),
+    /// The topology file was refused.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
     /// The command line asks for what is not there.
     #[error("{0}")]
     Usage(String),
@@ -127,7 +130,7 @@ impl CliError {
     #[must_use]
     pub fn exit(&self) -> ExitCode {
         match self {
-            Self::Config(_) | Self::Profile(_) | Self::Usage(_) => ExitCode::from(exit::USAGE),
+            Self::Config(_) | Self::Profile(_) | Self::Topology(_) | Self::Usage(_) => ExitCode::from(exit::USAGE),
             Self::Unknown(_) => ExitCode::from(3),
             Self::Internal(_) => ExitCode::from(exit::INTERNAL),
         }

@@ -3,22 +3,27 @@
 
 pub mod gpu;
 pub mod hca;
+pub mod nccl;
 pub mod pci;
+pub mod pcie;
 pub mod topology;
 
 use std::{
     fs,
     io::{self, Read},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use jiff::Timestamp;
 
 pub use gpu::GpuFacts;
 pub use hca::{DeviceNode, HcaFacts};
+pub use nccl::{TopologyError, TopologyFile};
 pub use pci::{PciAddress, PciPath};
+pub use pcie::{Acs, Lanes, Link, PcieFacts, Platform};
 
-use crate::report::{TopologyKind, Transport};
+use crate::report::{Distance, TopologyKind, Transport};
 
 /// Where the machine's file systems are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +97,10 @@ pub struct Inventory {
     pub peermem: bool,
     /// Whether `ib_uverbs` is there.
     pub uverbs: bool,
+    /// PCIe, IOMMU and sockets.
+    pub platform: Platform,
+    /// What replaces the tree's distances.
+    pub file: Option<Arc<TopologyFile>>,
 }
 
 impl Inventory {
@@ -101,10 +110,13 @@ impl Inventory {
         let hcas = hca::discover(roots);
         let gpus = gpu::discover(roots);
         let bare_functions = hca::bare_functions(roots, &hcas);
+        let topology = topology_kind(roots, &gpus, &hcas);
         Self {
             boot_id: read_trimmed(&roots.procfs.join("sys/kernel/random/boot_id")).unwrap_or_default(),
             booted_at: booted_at(roots),
-            topology: topology_kind(roots, &gpus, &hcas),
+            topology,
+            platform: Platform::read(roots, &gpus, &hcas, topology == TopologyKind::Virtual),
+            file: None,
             nvidia: nvidia_module(roots),
             functions: list_dir(&roots.sysfs.join("bus/pci/devices")).len(),
             peermem: peermem(roots),
@@ -133,6 +145,30 @@ impl Inventory {
             || roots.procfs.join("driver/nvidia/version").exists() != self.nvidia.is_some()
             || peermem(roots) != self.peermem
             || roots.sysfs.join("class/infiniband_verbs").is_dir() != self.uverbs
+    }
+
+    /// Takes distances from a topology file. One that knows no pair of this machine changes nothing.
+    #[must_use]
+    pub fn with_file(mut self, file: Option<&Arc<TopologyFile>>) -> Self {
+        self.file = file.cloned();
+        let knows = |g: &GpuFacts, h: &HcaFacts| self.by_file(g, h).is_some();
+        if self.gpus.iter().any(|g| self.hcas.iter().any(|h| knows(g, h))) {
+            self.topology = TopologyKind::File;
+        }
+        self
+    }
+
+    fn by_file(&self, gpu: &GpuFacts, hca: &HcaFacts) -> Option<Distance> {
+        self.file.as_ref()?.distance(gpu.pci, hca.pci?)
+    }
+
+    /// How far a GPU and an HCA are apart: by the file where it has both, else by the PCI tree.
+    #[must_use]
+    pub fn distance(&self, gpu: &GpuFacts, hca: &HcaFacts) -> Distance {
+        self.by_file(gpu, hca).unwrap_or_else(|| {
+            let seat = |path, numa| topology::Seat { path, numa };
+            topology::distance(seat(&gpu.path, gpu.numa), seat(&hca.path, hca.numa))
+        })
     }
 
     /// An HCA by its name.

@@ -22,6 +22,12 @@ impl PciAddress {
     pub const fn new(domain: u32, bus: u8, device: u8, function: u8) -> Self {
         Self { domain, bus, device: device & 0x1f, function: function & 7 }
     }
+
+    /// The first function of the same device.
+    #[must_use]
+    pub const fn first_function(self) -> Self {
+        Self { function: 0, ..self }
+    }
 }
 
 impl fmt::Display for PciAddress {
