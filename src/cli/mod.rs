@@ -8,6 +8,7 @@ mod probe;
 mod recheck;
 mod run;
 mod status;
+mod topology;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -93,6 +94,8 @@ pub enum Command {
     Status(status::Arguments),
     /// Ask the running agent for a check now
     Recheck(status::Arguments),
+    /// Show the machine as a tree, and how far each GPU is from each HCA
+    Topology(topology::Arguments),
     /// Explain a reason: what it means, how it is detected, what to do
     Explain(explain::Arguments),
     /// Remove every label, annotation and condition of this agent from Nodes
@@ -147,6 +150,7 @@ pub fn dispatch(cli: Cli) -> Outcome {
         Command::Run => run::main(&cli.global),
         Command::Status(arguments) => status::main(&cli.global, &arguments),
         Command::Recheck(arguments) => recheck::main(&cli.global, &arguments),
+        Command::Topology(arguments) => topology::main(&cli.global, &arguments),
         Command::Explain(arguments) => explain::main(&arguments),
         Command::Cleanup(arguments) => cleanup::main(&cli.global, &arguments),
         Command::Probe => probe::main(),
