@@ -6,46 +6,14 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 
 use gdr_agent::{
-    config::Config,
-    hardware::{HcaFacts, Inventory},
-    probe::{GpuAnswer, HcaAnswer, Limits, Row, Rows},
-    report::{Distance, Finding, HcaRole, Method, MethodResult, Outcome, Severity},
-    store::Memory,
-    verdict::{Assessment, Input, assess},
+    hardware::HcaFacts,
+    report::{Distance, Finding, HcaRole, Severity},
+    verdict::Assessment,
 };
-use jiff::Timestamp;
-use support::topology::{Spec, machine, machines};
-
-/// A check in which every pair is verified.
-fn verified(inventory: &Inventory) -> Rows {
-    let methods: BTreeMap<_, _> =
-        Method::ALL.into_iter().map(|m| (m, MethodResult::bare(Outcome::Verified, None))).collect();
-    let row = Row {
-        gpu: GpuAnswer { gdr: Some(true), dma_buf: Some(true), ..GpuAnswer::default() },
-        limits: Some(Limits { memlock: None, ipc_lock: true }),
-        hcas: inventory.hcas.iter().map(|h| (h.name.clone(), HcaAnswer { methods: methods.clone() })).collect(),
-        ..Row::default()
-    };
-    inventory.gpus.iter().map(|g| (g.pci, row.clone())).collect()
-}
-
-/// The machine as the agent sees it, and what it makes of a check that found nothing wrong.
-fn look(spec: &Spec) -> (Inventory, Assessment) {
-    let inventory = Inventory::read(&spec.build().roots());
-    let assessment = conclude(&inventory);
-    (inventory, assessment)
-}
-
-fn conclude(inventory: &Inventory) -> Assessment {
-    assess(&Input {
-        inventory,
-        rows: &verified(inventory),
-        memory: &Memory::default(),
-        config: &Config::default(),
-        checked: true,
-        now: Timestamp::UNIX_EPOCH,
-    })
-}
+use support::{
+    look::look,
+    topology::{machine, machines},
+};
 
 /// Distance of a pair by the GPU's address and the HCA's name.
 fn distances(assessment: &Assessment) -> BTreeMap<(String, String), Distance> {

@@ -1,6 +1,7 @@
 //! Why not: a catalogue of reasons, and the rules that raise them over what was seen. Pure.
 
 pub mod catalogue;
+mod platform;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -9,7 +10,7 @@ use crate::{
     config::Config,
     hardware::Inventory,
     probe::Rows,
-    report::{Finding, Gpu, Hca, Pair},
+    report::{Finding, Gpu, Hca, Pair, Reason},
 };
 
 pub use catalogue::{Entry, entry};
@@ -30,11 +31,18 @@ pub struct Facts<'a> {
     pub pairs: &'a [Pair],
 }
 
+/// Whether a reason is advice alone, that never explains a node's state.
+#[must_use]
+pub fn is_advice(reason: Reason) -> bool {
+    platform::ADVICE.contains(&reason)
+}
+
 /// All findings: one for each reason, with its GPUs and HCAs; worst first, and among equals the
 /// more specific first (the catalogue's order).
 #[must_use]
 pub fn diagnose(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings = rules::all(facts);
+    findings.extend(platform::all(facts));
     findings.sort_by_key(|f| (f.severity, catalogue::position(f.reason)));
     findings
 }

@@ -11,12 +11,12 @@ use crate::{
 
 /// Findings of one kind are gathered into one, with all their devices.
 #[derive(Default)]
-struct Gathered {
+pub(super) struct Gathered {
     by_reason: BTreeMap<Reason, Raised>,
 }
 
 #[derive(Default)]
-struct Raised {
+pub(super) struct Raised {
     severity: Option<Severity>,
     gpus: Vec<PciAddress>,
     hcas: Vec<String>,
@@ -26,7 +26,7 @@ struct Raised {
 
 impl Gathered {
     /// Raises a reason; of several severities the worst holds.
-    fn raise(
+    pub(super) fn raise(
         &mut self,
         reason: Reason,
         severity: Severity,
@@ -40,6 +40,11 @@ impl Gathered {
         push_new(&mut raised.hcas, hca.map(str::to_owned));
         push_new(&mut raised.evidence, Some(evidence.into()).filter(|e| !e.is_empty()));
         raised
+    }
+
+    /// One finding for each reason.
+    pub(super) fn into_findings(self, facts: &Facts<'_>) -> Vec<Finding> {
+        self.by_reason.into_iter().map(|(reason, raised)| finding(reason, raised, facts)).collect()
     }
 }
 
@@ -65,7 +70,7 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
         unserved(facts, &mut gathered);
         not_configured(facts, &mut gathered);
     }
-    gathered.by_reason.into_iter().map(|(reason, raised)| finding(reason, raised, facts)).collect()
+    gathered.into_findings(facts)
 }
 
 fn finding(reason: Reason, raised: Raised, facts: &Facts<'_>) -> Finding {

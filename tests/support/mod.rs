@@ -1,6 +1,7 @@
 //! The binary under test, away from this machine's own agent, and machines made of files.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod look;
 pub(crate) mod topology;
 
 use std::{
