@@ -26,7 +26,9 @@ fn check(home: &Home, name: &str, file: &str) -> Ran {
 #[test]
 fn a_clouds_file_says_what_its_guest_cannot_see() {
     let home = Home::new();
-    let report = check(&home, "azure-ndv5-h100", &azure_file()).exits(3).json();
+    let ran = check(&home, "azure-ndv5-h100", &azure_file()).exits(3);
+    assert_eq!(ran.err, "", "nothing to complain of");
+    let report = ran.json();
     assert_eq!(report["topology"], "file");
     let gpus = report["gpus"].as_array().unwrap();
     for (i, gpu) in gpus.iter().enumerate() {
@@ -64,10 +66,12 @@ fn the_file_is_looked_for_below_the_nodes_root() {
 #[test]
 fn a_file_of_another_machine_is_not_believed() {
     let home = Home::new();
-    let report = check(&home, "dgx-a100", &azure_file()).exits(3).json();
+    let ran = check(&home, "dgx-a100", &azure_file()).exits(3);
+    assert!(ran.err.contains("hardware.topologyFile has no GPU of this node"), "{}", ran.err);
+    let report = ran.json();
     assert_eq!(report["topology"], "physical");
-    let pixels: Vec<&Value> = report["pairs"].as_array().unwrap().iter().filter(|p| p["distance"] == "PXB").collect();
-    assert_eq!(pixels.len(), 16);
+    let near: Vec<&Value> = report["pairs"].as_array().unwrap().iter().filter(|p| p["distance"] == "PXB").collect();
+    assert_eq!(near.len(), 16);
 }
 
 #[test]

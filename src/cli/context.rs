@@ -5,8 +5,9 @@ use std::{fs, sync::Arc};
 use super::{CliError, Global};
 use crate::{
     config::{self, Config},
-    hardware::{Roots, TopologyFile},
+    hardware::{Inventory, Roots, TopologyFile},
     probe::{Machine, RealMachine},
+    report::TopologyKind,
     simulate::SimulatedMachine,
     store::Store,
 };
@@ -39,6 +40,17 @@ impl Context {
         let store = Store::new(&config.store.dir, machine.simulated());
         let node = global.node_name.clone().unwrap_or_else(host_name);
         Ok(Self { config, machine, store, roots, node })
+    }
+
+    /// Says so when the topology file speaks of another machine: it is not wrong, and does nothing.
+    pub fn warn_of_foreign_file(&self, inventory: &Inventory) {
+        if let Some(file) = self.config.hardware.topology_file.as_deref()
+            && inventory.topology != TopologyKind::File
+            && !inventory.gpus.is_empty()
+        {
+            let file = file.display();
+            tracing::warn!(%file, "hardware.topologyFile has no GPU of this node with an HCA of it; distances are the kernel's");
+        }
     }
 }
 

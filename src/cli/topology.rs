@@ -24,6 +24,7 @@ pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
     crate::telemetry::log::to_stderr();
     let context = Context::new(global)?;
     let inventory = context.machine.inventory();
+    context.warn_of_foreign_file(&inventory);
     if arguments.nccl {
         print(&render::nccl(&inventory));
         return Ok(ExitCode::SUCCESS);
