@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::Read,
+    os::unix::fs::FileExt,
     path::Path,
 };
 
@@ -62,18 +62,17 @@ impl Acs {
         }
     }
 
-    /// Finds it in a configuration space. Without privilege the kernel gives the first 64 bytes
-    /// only; then it is unknown, never off.
+    /// Finds it in a configuration space, which `dword` reads at an offset. Without privilege the
+    /// kernel gives the first 64 bytes only; then it is unknown, never off.
     #[must_use]
-    pub fn parse(config: &[u8]) -> Self {
-        const FIRST: usize = 0x100;
+    pub fn find(dword: impl Fn(u64) -> Option<u32>) -> Self {
+        const FIRST: u64 = 0x100;
         const ACS: u32 = 0x000d;
-        let dword = |at: usize| Some(u32::from_le_bytes(config.get(at..at + 4)?.try_into().ok()?));
         let mut at = FIRST;
         // No list has more entries than there is room for; a longer one goes in circles.
         for _ in 0..(0x1000 - FIRST) / 4 {
             let Some(header) = dword(at) else { return Self::Unknown };
-            let next = (header >> 20) as usize & 0xffc;
+            let next = u64::from(header >> 20) & 0xffc;
             match header {
                 u32::MAX => return Self::Unknown,
                 0 if at == FIRST => return Self::Absent,
@@ -154,7 +153,7 @@ fn function(dir: &Path) -> PcieFacts {
     PcieFacts {
         ids: read_hex(&dir.join("vendor")).zip(read_hex(&dir.join("device"))),
         class,
-        acs: if is_bridge { Acs::parse(&config(&dir.join("config"))) } else { Acs::Unknown },
+        acs: if is_bridge { acs(&dir.join("config")) } else { Acs::Unknown },
         link: lanes(dir, "current").zip(lanes(dir, "max")).map(|(current, max)| Link { current, max }),
         iommu: read_trimmed(&dir.join("iommu_group/type")),
     }
@@ -165,13 +164,13 @@ fn lanes(dir: &Path, which: &str) -> Option<Lanes> {
     Lanes::parse(&text("width")?, &text("speed")?)
 }
 
-/// As much of it as the kernel gives.
-fn config(file: &Path) -> Vec<u8> {
-    const WHOLE: u64 = 4096;
-    let mut bytes = Vec::new();
-    // What was read before an error counts.
-    let _ = fs::File::open(file).and_then(|f| f.take(WHOLE).read_to_end(&mut bytes));
-    bytes
+/// Reads no more than it needs: each word of the file is a request to the device.
+fn acs(config: &Path) -> Acs {
+    let Ok(file) = fs::File::open(config) else { return Acs::Unknown };
+    Acs::find(|at| {
+        let mut word = [0; 4];
+        file.read_exact_at(&mut word, at).ok().map(|()| u32::from_le_bytes(word))
+    })
 }
 
 /// By the first processor of each node.
@@ -195,6 +194,13 @@ mod tests {
 
     use super::*;
 
+    fn parse(config: &[u8]) -> Acs {
+        Acs::find(|at| {
+            let at = usize::try_from(at).unwrap();
+            Some(u32::from_le_bytes(config.get(at..at + 4)?.try_into().unwrap()))
+        })
+    }
+
     /// A configuration space with extended capabilities: offset, id, next.
     fn space(capabilities: &[(usize, u32, u32)], acs_at: usize, control: u16) -> Vec<u8> {
         let mut bytes = vec![0; 4096];
@@ -209,16 +215,16 @@ mod tests {
     #[test]
     fn acs_is_found_behind_other_capabilities() {
         let whole = space(&[(0x100, 1, 0x148), (0x148, 0x19, 0x220), (0x220, 0x0d, 0)], 0x220, 0x1d);
-        assert_eq!(Acs::parse(&whole), Acs::Control(0x1d));
+        assert_eq!(parse(&whole), Acs::Control(0x1d));
         for cut in [0, 64, 0x100, 0x103, 0x148, 0x223, 0x227] {
-            assert_eq!(Acs::parse(&whole[..cut]), Acs::Unknown, "cut at {cut:#x}");
+            assert_eq!(parse(&whole[..cut]), Acs::Unknown, "cut at {cut:#x}");
         }
-        assert_eq!(Acs::parse(&space(&[(0x100, 1, 0x148), (0x148, 0x19, 0)], 0x220, 0x1d)), Acs::Absent);
-        assert_eq!(Acs::parse(&vec![0; 4096]), Acs::Absent, "no extended capability at all");
-        assert_eq!(Acs::parse(&vec![0xff; 4096]), Acs::Unknown, "gone");
+        assert_eq!(parse(&space(&[(0x100, 1, 0x148), (0x148, 0x19, 0)], 0x220, 0x1d)), Acs::Absent);
+        assert_eq!(parse(&vec![0; 4096]), Acs::Absent, "no extended capability at all");
+        assert_eq!(parse(&vec![0xff; 4096]), Acs::Unknown, "gone");
         let circle = space(&[(0x100, 1, 0x148), (0x148, 0x19, 0x100)], 0x220, 0x1d);
-        assert_eq!(Acs::parse(&circle), Acs::Unknown, "a list that goes in circles");
-        assert_eq!(Acs::parse(&space(&[(0x100, 1, 0x40)], 0x220, 0x1d)), Acs::Unknown, "a list that leads out");
+        assert_eq!(parse(&circle), Acs::Unknown, "a list that goes in circles");
+        assert_eq!(parse(&space(&[(0x100, 1, 0x40)], 0x220, 0x1d)), Acs::Unknown, "a list that leads out");
     }
 
     #[test]
@@ -259,7 +265,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_configuration_space_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4097)) {
-            let _ = Acs::parse(&bytes);
+            let _ = parse(&bytes);
         }
     }
 }
