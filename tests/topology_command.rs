@@ -75,7 +75,16 @@ fn ports_and_roles_are_in_the_tree() {
     assert!(out.contains("NUMA node unknown\n├─ host bridge pci0000:00"), "{out}");
     let out = shown(&Home::new(), &machine("gh200-roce"), &[]);
     assert!(out.contains("mlx5_1  0000:01:00.1  roce  DOWN  idle"), "{out}");
-    assert!(out.contains("port 0000:00:00.0"), "two functions of one card: {out}");
+    // Where a pair is PXB, the switches between are there to be seen.
+    let out = shown(&Home::new(), &machine("dgx-b200"), &[]);
+    let expected = "\
+   ├─ host bridge pci0000:15
+   │  └─ switch 0000:16:00.0
+   │     ├─ switch 0000:19:00.0
+   │     │  └─ GPU 0000:1b:00.0
+   │     └─ mlx5_4  0000:18:00.0  infiniband  ACTIVE 400 Gb/s  rail
+";
+    assert!(out.contains(expected), "{out}");
     let out = shown(&Home::new(), &machine("sriov-host"), &[]);
     assert!(out.contains("ibp25s0v0  0000:19:00.1  infiniband  ACTIVE 400 Gb/s  excluded"), "{out}");
     assert!(out.contains("without a PCI function\n└─ rxe0  roce"), "{out}");

@@ -17,7 +17,7 @@ pub fn nccl(inventory: &Inventory) -> String {
     for seat in seated(inventory) {
         // Ports of one adapter are one device to NCCL.
         let at = if matches!(seat.device, Device::Hca(_)) { seat.pci.first_function() } else { seat.pci };
-        nodes.entry(seat.numa).or_default().put(upstream_ports(&seat.path.bridges), at, seat.device);
+        nodes.entry(seat.numa).or_default().put(seat.path, at, seat.device);
     }
     let mut out = "<system version=\"1\">\n".to_owned();
     for (numa, branch) in &nodes {
@@ -30,17 +30,9 @@ pub fn nccl(inventory: &Inventory) -> String {
     out
 }
 
-/// A switch is two bridges, its upstream port and a downstream port; NCCL keeps every other one,
-/// counted from the device.
-fn upstream_ports(bridges: &[PciAddress]) -> Vec<PciAddress> {
-    let mut kept: Vec<_> = bridges.iter().rev().skip(1).step_by(2).copied().collect();
-    kept.reverse();
-    kept
-}
-
 fn write_branch(out: &mut String, branch: &Branch<'_>, inventory: &Inventory, depth: usize) {
     let pad = "  ".repeat(depth);
-    for (address, below) in &branch.bridges {
+    for (address, below) in &branch.switches {
         let _ = writeln!(out, "{pad}<pci {}>", attributes(*address, BRIDGE, inventory));
         write_branch(out, below, inventory, depth + 1);
         let _ = writeln!(out, "{pad}</pci>");

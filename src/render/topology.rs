@@ -8,7 +8,7 @@ use super::{
     tree::{Branch, Device, Seated, seated},
 };
 use crate::{
-    hardware::{GpuFacts, HcaFacts, Inventory, PciAddress},
+    hardware::{GpuFacts, HcaFacts, Inventory},
     report::{Distance, HcaRole, Report, TopologyKind},
 };
 
@@ -66,7 +66,7 @@ impl<'a> Tree<'a> {
         for Seated { device, pci, path, numa } in seated(self.inventory) {
             let socket = numa.and_then(|n| self.inventory.platform.sockets.get(&n).copied());
             let bridges = sockets.entry(socket).or_default().entry(numa).or_default();
-            bridges.entry(&path.root).or_default().put(path.bridges.iter().copied(), pci, device);
+            bridges.entry(&path.root).or_default().put(path, pci, device);
         }
         for (socket, nodes) in sockets {
             self.out.push('\n');
@@ -100,22 +100,20 @@ impl<'a> Tree<'a> {
             let (limb, deeper) = limbs(i + 1 == last);
             let root = if root.is_empty() { "unknown" } else { root };
             let _ = writeln!(self.out, "{below}{limb}host bridge {root}");
-            self.branch(&format!("{below}{deeper}"), branch.without_ports());
+            self.branch(&format!("{below}{deeper}"), branch);
         }
     }
 
     fn branch(&mut self, prefix: &str, branch: Branch<'a>) {
-        let total = branch.bridges.len() + branch.devices.values().map(Vec::len).sum::<usize>();
+        let total = branch.switches.len() + branch.devices.values().map(Vec::len).sum::<usize>();
         let mut drawn = 0;
         let mut limb = || {
             drawn += 1;
             limbs(drawn == total)
         };
-        for (address, below) in branch.bridges {
+        for (address, below) in branch.switches {
             let (here, deeper) = limb();
-            // Functions of one device sit below its port; what has ports below it is a switch.
-            let functions = below.bridges.is_empty() && same_device(&below);
-            let _ = writeln!(self.out, "{prefix}{here}{} {address}", if functions { "port" } else { "switch" });
+            let _ = writeln!(self.out, "{prefix}{here}switch {address}");
             self.branch(&format!("{prefix}{deeper}"), below);
         }
         for device in branch.devices.into_values().flatten() {
@@ -161,13 +159,6 @@ fn gpu_line(gpu: &GpuFacts) -> String {
     let state = if gpu.lost { "  LOST" } else { "" };
     let model = gpu.model.as_ref().map(|m| format!("  {m}")).unwrap_or_default();
     format!("GPU {}{model}{state}", gpu.pci)
-}
-
-/// Whether all that hangs below are functions of one device.
-fn same_device(branch: &Branch<'_>) -> bool {
-    let mut devices = branch.devices.keys().map(|a: &PciAddress| a.first_function());
-    let first = devices.next();
-    devices.all(|d| Some(d) == first)
 }
 
 /// The limb of an entry, and what stands before those below it.

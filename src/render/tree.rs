@@ -11,34 +11,30 @@ pub(super) enum Device<'a> {
     Hca(&'a HcaFacts),
 }
 
-/// What hangs below a bridge.
+/// What hangs below a switch or a host bridge.
 #[derive(Debug, Default)]
 pub(super) struct Branch<'a> {
-    pub(super) bridges: BTreeMap<PciAddress, Branch<'a>>,
+    pub(super) switches: BTreeMap<PciAddress, Branch<'a>>,
     pub(super) devices: BTreeMap<PciAddress, Vec<Device<'a>>>,
 }
 
 impl<'a> Branch<'a> {
-    /// Puts a device below a chain of bridges.
-    pub(super) fn put(&mut self, bridges: impl IntoIterator<Item = PciAddress>, at: PciAddress, device: Device<'a>) {
-        let branch = bridges.into_iter().fold(self, |branch, bridge| branch.bridges.entry(bridge).or_default());
+    /// Puts a device below the switches of its way.
+    pub(super) fn put(&mut self, path: &PciPath, at: PciAddress, device: Device<'a>) {
+        let mut branch = self;
+        for switch in switches(&path.bridges) {
+            branch = branch.switches.entry(switch).or_default();
+        }
         branch.devices.entry(at).or_default().push(device);
     }
+}
 
-    /// Leaves out bridges with a single thing below them: ports.
-    pub(super) fn without_ports(self) -> Self {
-        let mut out = Self { devices: self.devices, ..Self::default() };
-        for (address, branch) in self.bridges {
-            let branch = branch.without_ports();
-            if branch.bridges.len() + branch.devices.len() == 1 {
-                out.bridges.extend(branch.bridges);
-                out.devices.extend(branch.devices);
-            } else {
-                out.bridges.insert(address, branch);
-            }
-        }
-        out
-    }
+/// A switch is two bridges, its upstream port and a downstream port, and known by the former. NCCL
+/// too keeps every other bridge, counted from the device.
+fn switches(bridges: &[PciAddress]) -> Vec<PciAddress> {
+    let mut upstream: Vec<_> = bridges.iter().rev().skip(1).step_by(2).copied().collect();
+    upstream.reverse();
+    upstream
 }
 
 /// A device with its seat.
