@@ -7,11 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gdr_agent::{
     hardware::HcaFacts,
+    probe::Rows,
     report::{Distance, Finding, HcaRole, Severity},
     verdict::Assessment,
 };
 use support::{
-    look::look,
+    look::{conclude, look},
     topology::{machine, machines},
 };
 
@@ -80,7 +81,7 @@ fn ports(hca: &HcaFacts, known: &support::topology::Hca, index: usize, name: &st
 fn nearest_hcas_rails_and_roles_are_those_of_the_machine() {
     for spec in machines() {
         let name = &spec.name;
-        let (_, assessment) = look(&spec);
+        let (inventory, assessment) = look(&spec);
         let rails: BTreeSet<_> = assessment.hcas.iter().filter(|h| h.rail).map(|h| h.name.as_str()).collect();
         let expected: BTreeSet<_> = spec.lines("nearest").iter().flat_map(|l| &l[2..]).map(String::as_str).collect();
         assert_eq!(rails, expected, "{name}: rails");
@@ -93,7 +94,9 @@ fn nearest_hcas_rails_and_roles_are_those_of_the_machine() {
                 assert_eq!(seen[&(line[0].clone(), hca.clone())].to_string(), line[1], "{name}: {} {hca}", line[0]);
             }
         }
-        for hca in &assessment.hcas {
+        // Without a check too.
+        let unchecked = conclude(&inventory, &Rows::new());
+        for hca in assessment.hcas.iter().chain(&unchecked.hcas) {
             let role = if spec.words("idle").contains(&hca.name.as_str()) {
                 HcaRole::Idle
             } else if spec.words("excluded").contains(&hca.name.as_str()) {

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -35,6 +36,11 @@ pub enum TopologyError {
     },
 }
 
+/// Nobody's switches are in more levels.
+const DEEPEST: usize = 16;
+/// Real files have a few KiB.
+const LARGEST: u64 = 1 << 20;
+
 /// Where a file puts each PCI function.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TopologyFile {
@@ -55,7 +61,10 @@ impl TopologyFile {
     pub fn read(root: &Path, file: &Path) -> Result<Self, TopologyError> {
         let below = root.join(file.strip_prefix("/").unwrap_or(file));
         let path = if below.is_file() { below } else { file.to_owned() };
-        let text = fs::read_to_string(&path).map_err(|source| TopologyError::Read { path: path.clone(), source })?;
+        let mut text = String::new();
+        fs::File::open(&path)
+            .and_then(|f| f.take(LARGEST).read_to_string(&mut text))
+            .map_err(|source| TopologyError::Read { path: path.clone(), source })?;
         Self::parse(&text).map_err(|(line, problem)| TopologyError::Bad { path, line, problem })
     }
 
@@ -96,6 +105,9 @@ impl TopologyFile {
             }
             let mut switches = seat.switches.clone();
             switches.push(address);
+            if switches.len() > DEEPEST {
+                return Err(at(element, format!("<pci> is nested more than {DEEPEST} deep; no machine is")));
+            }
             self.below(element, &FileSeat { switches, ..seat.clone() })?;
         }
         Ok(())
@@ -165,9 +177,49 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_it_panic(pieces in proptest::collection::vec(proptest::sample::select(PIECES), 0..40)) {
+            let _ = TopologyFile::parse(&pieces.concat());
+        }
+    }
+
+    const PIECES: &[&str] = &[
+        "<system version=\"1\">",
+        "</system>",
+        "<cpu numaid=\"-1\">",
+        "</cpu>",
+        "<pci busid=\"0000:01:00.0\">",
+        "<pci busid=\"",
+        "</pci>",
+        "<pci/>",
+        "<net name=\"\u{fffd}\"/>",
+        "&amp;",
+        "&x;",
+        "<!DOCTYPE a [",
+        "]>",
+        "<!--",
+        "-->",
+        "\n",
+        "\0",
+        "numaid=\"99999999999999999999\"",
+        "<?xml version=\"1.0\"?>",
+        "<![CDATA[",
+        ">",
+    ];
+
     #[test]
     fn what_is_broken_is_refused_with_its_line() {
+        let nested = |levels: usize| {
+            let open: Vec<_> = (0..levels).map(|i| format!("<pci busid=\"{i:04x}:00:00.0\">\n")).collect();
+            let open = open.concat();
+            format!("<system version=\"1\"><cpu numaid=\"0\">\n{open}{}</cpu></system>", "</pci>".repeat(levels))
+        };
+        assert!(TopologyFile::parse(&nested(DEEPEST)).is_ok());
+        let (deep, deepest) = (nested(DEEPEST + 1), nested(30_000));
         for (text, line, hint) in [
+            (deep.as_str(), 18, "16 deep"),
+            (&deepest, 18, "16 deep"),
             ("", 1, "is not XML"),
             ("<system version=\"1\">\n<cpu numaid=\"0\">\n</system>", 3, "is not XML"),
             ("<topology/>", 1, "must be <system>"),
