@@ -10,7 +10,7 @@ use gdr_agent::{
 };
 use support::{
     look::{conclude, look},
-    topology::{Spec, machine, machines},
+    topology::{Spec, edited, machine, machines},
 };
 
 /// The finding, which is information and leaves the node ready; or that there is none at all.
@@ -85,11 +85,6 @@ fn acs_elsewhere_is_nobodys_business() {
 /// The machine below a hypervisor.
 fn as_guest(name: &str) -> Spec {
     edited(name, |text| text.replace("topology physical", "cpu hypervisor"))
-}
-
-fn edited(name: &str, edit: impl FnOnce(&str) -> String) -> Spec {
-    let file = format!("{}/tests/topologies/{name}.txt", env!("CARGO_MANIFEST_DIR"));
-    Spec::parse(name, &edit(&std::fs::read_to_string(file).unwrap()))
 }
 
 #[test]

@@ -13,7 +13,7 @@ use gdr_agent::{
 };
 use support::{
     look::{conclude, look},
-    topology::{machine, machines},
+    topology::{Spec, edited, machine, machines},
 };
 
 /// Distance of a pair by the GPU's address and the HCA's name.
@@ -127,6 +127,18 @@ fn a_healthy_machine_is_not_accused() {
         let advice: Vec<_> = assessment.findings.iter().map(|f| f.reason.to_string()).collect();
         assert_eq!(advice, spec.words("advice"), "{}", spec.name);
     }
+}
+
+/// Where the processor says nothing (no x86), virtio behind real bridges is a card, on a root bus a
+/// hypervisor's.
+#[test]
+fn virtio_alone_makes_no_virtual_machine() {
+    const NAME: &str = "cloud-bare-metal-virtio";
+    let kind = |spec: &Spec| look(spec).0.topology.to_string();
+    assert_eq!(kind(&edited(NAME, |t| t.replace("cpu bare\n", ""))), "physical");
+    let moved = |t: &str| t.replace("cpu bare\n", "").replace("  0000:38:00.0 1af4", " 0000:37:02.0 1af4");
+    assert_eq!(kind(&edited(NAME, moved)), "virtual");
+    assert_eq!(kind(&edited(NAME, |t| t.replace("cpu bare", "cpu hypervisor"))), "virtual");
 }
 
 /// Names change with the order in which drivers load; one machine type was seen with two sets.

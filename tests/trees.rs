@@ -93,10 +93,9 @@ proptest! {
 
     #[test]
     fn a_deeper_seat_is_never_nearer((a, b) in two(), more in vec(0_u8..3, 1..4)) {
-        prop_assume!(a.shared(&b) < a.turns.len() || a.turns.len() > b.turns.len() + more.len());
         let mut deeper = b.clone();
-        // Below a bridge of its own, so that what is shared stays.
-        deeper.turns.extend(more.iter().map(|t| t % 3));
+        deeper.turns.extend(more);
+        // Below bridges of its own.
         prop_assume!(a.shared(&deeper) == a.shared(&b));
         prop_assert!(between(&a, &deeper) >= between(&a, &b));
     }

@@ -231,10 +231,15 @@ fn below_a_hypervisor(roots: &Roots) -> Option<bool> {
     Some(flags.split_whitespace().any(|f| f == "hypervisor"))
 }
 
-/// QEMU's bridges, or virtio. The latter exist on bare metal too, where a card of the cloud's shows
-/// them.
+/// QEMU's bridges, or virtio on a root bus. Behind real bridges virtio is a card of the cloud's, as
+/// bare metal has it too.
 fn has_paravirtual_functions(roots: &Roots) -> bool {
-    pci_functions(roots).iter().any(|(dir, _)| matches!(read_hex(&dir.join("vendor")), Some(0x1af4 | 0x1b36)))
+    let on_root_bus = |dir: &Path| resolve(dir).is_ok_and(|d| PciPath::parse(&d).bridges.is_empty());
+    pci_functions(roots).iter().any(|(dir, _)| match read_hex(&dir.join("vendor")) {
+        Some(0x1b36) => true,
+        Some(0x1af4) => on_root_bus(dir),
+        _ => false,
+    })
 }
 
 /// All PCI functions with their resolved directories, in the order of their addresses.

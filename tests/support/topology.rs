@@ -75,7 +75,13 @@ pub(crate) fn machines() -> Vec<Spec> {
 
 /// One of them.
 pub(crate) fn machine(name: &str) -> Spec {
-    machines().into_iter().find(|m| m.name == name).unwrap_or_else(|| panic!("no machine {name}"))
+    edited(name, str::to_owned)
+}
+
+/// One of them, after a change to its text.
+pub(crate) fn edited(name: &str, edit: impl FnOnce(&str) -> String) -> Spec {
+    let file = format!("{}/tests/topologies/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+    Spec::parse(name, &edit(&fs::read_to_string(file).unwrap()))
 }
 
 fn value<'a>(words: &'a [String], key: &str) -> Option<&'a str> {
