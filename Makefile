@@ -58,8 +58,9 @@ image: release ## The container image, as target/image/gdr-agent.tar
 manifests: ## Render manifests/ from the chart
 	tests/cluster/manifests
 
-docs: prepare ## Generate docs/reasons.md from the catalogue
+docs: prepare ## Generate docs/reasons.md and docs/faults.md from their tables
 	cargo run --locked --quiet -- explain --markdown > docs/reasons.md
+	GDR_AGENT_WRITE_DOCS=1 cargo test --locked --quiet --test faults documentation
 
 release: prepare
 	@[[ -x target/release/gdr-agent ]] || echo "building the release binary (usually 3 to 8 minutes on 2 cores)"

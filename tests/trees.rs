@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fmt::Write, fs, os::unix::fs::symlink, path::Pa
 use gdr_agent::{
     config::Config,
     hardware::{
-        Inventory, PciAddress, PciPath, Roots,
+        Inventory, PciAddress, PciPath, Roots, Surroundings,
         topology::{Seat, distance},
     },
     probe::Rows,
@@ -160,7 +160,15 @@ proptest! {
 fn conclude(inventory: &Inventory) -> Assessment {
     let (config, memory, rows) = (Config::default(), Memory::default(), Rows::new());
     let now = Timestamp::UNIX_EPOCH;
-    assess(&Input { inventory, rows: &rows, memory: &memory, config: &config, checked: true, now })
+    assess(&Input {
+        inventory,
+        surroundings: &Surroundings::default(),
+        rows: &rows,
+        memory: &memory,
+        config: &config,
+        checked: true,
+        now,
+    })
 }
 
 type Facts = (BTreeSet<(PciAddress, String, Distance, bool)>, BTreeSet<String>);

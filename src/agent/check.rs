@@ -10,9 +10,10 @@ use jiff::Timestamp;
 use tokio::sync::Semaphore;
 
 use crate::{
-    config::Config,
-    hardware::Inventory,
+    config::{ByteSize, Config},
+    hardware::{Inventory, Surroundings},
     probe::{Machine, Rows, Task},
+    report::Outcome,
     store::Memory,
     verdict::{self, Assessment, Input, hcas_to_probe, is_checked},
 };
@@ -22,8 +23,19 @@ use crate::{
 pub struct Checked {
     /// By GPU.
     pub rows: Rows,
+    /// What is around the devices.
+    pub surroundings: Surroundings,
     /// How long it took.
     pub took: Duration,
+}
+
+impl Checked {
+    /// Whether a transfer went wrong in it.
+    #[must_use]
+    pub fn has_failed_transfer(&self) -> bool {
+        let results = self.rows.values().flat_map(|row| row.hcas.values()).flat_map(|hca| hca.methods.values());
+        results.filter_map(|result| result.loopback.as_ref()).any(|loopback| loopback.outcome == Outcome::Failed)
+    }
 }
 
 /// Says on a terminal how far a check is.
@@ -48,8 +60,16 @@ impl Progress {
     }
 }
 
-/// Probes every GPU that a check touches with every HCA that it touches.
-pub async fn probe_all(machine: &dyn Machine, inventory: &Inventory, config: &Config, progress: &Progress) -> Checked {
+/// Probes every GPU that a check touches with every HCA that it touches; `loopback`: with the proof by
+/// transfer.
+pub async fn probe_all(
+    machine: &dyn Machine,
+    inventory: &Inventory,
+    config: &Config,
+    loopback: bool,
+    progress: &Progress,
+) -> Checked {
+    let bytes = |size: ByteSize| usize::try_from(size.0).unwrap_or(usize::MAX);
     let start = Instant::now();
     let hcas = hcas_to_probe(inventory, config);
     let gpus: Vec<_> = inventory.gpus.iter().filter(|g| is_checked(g)).cloned().collect();
@@ -63,7 +83,8 @@ pub async fn probe_all(machine: &dyn Machine, inventory: &Inventory, config: &Co
             gpu,
             hcas: hcas.clone(),
             methods: config.check.methods.clone(),
-            size: usize::try_from(config.check.size.0).unwrap_or(usize::MAX),
+            size: bytes(config.check.size),
+            deep: loopback.then(|| bytes(config.check.deep_size)),
             limit: config.check.timeout.0,
             driver: inventory.nvidia.as_ref().map(|n| n.version.clone()),
         };
@@ -78,11 +99,30 @@ pub async fn probe_all(machine: &dyn Machine, inventory: &Inventory, config: &Co
         rows.insert(gpu, row);
         progress.say(rows.len(), of);
     }
-    Checked { rows, took: start.elapsed() }
+    let gpus = inventory.gpus.iter().map(|gpu| gpu.pci).collect();
+    let surroundings = machine.surroundings(gpus, is_troubled(&rows, inventory)).await;
+    Checked { rows, surroundings, took: start.elapsed() }
+}
+
+/// Whether anything is there to be explained.
+fn is_troubled(rows: &Rows, inventory: &Inventory) -> bool {
+    let results = rows.values().flat_map(|row| row.hcas.values()).flat_map(|hca| hca.methods.values());
+    inventory.nvidia.is_none()
+        || inventory.hcas.is_empty()
+        || rows.values().any(|row| !row.stops.is_empty())
+        || results.into_iter().any(|result| result.outcome != Outcome::Verified)
 }
 
 /// Draws the conclusions of a finished check.
 #[must_use]
 pub fn conclude(inventory: &Inventory, checked: &Checked, memory: &Memory, config: &Config) -> Assessment {
-    verdict::assess(&Input { inventory, rows: &checked.rows, memory, config, checked: true, now: Timestamp::now() })
+    verdict::assess(&Input {
+        inventory,
+        surroundings: &checked.surroundings,
+        rows: &checked.rows,
+        memory,
+        config,
+        checked: true,
+        now: Timestamp::now(),
+    })
 }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::{
     cli::Context,
-    hardware::Inventory,
+    hardware::{Inventory, Surroundings},
     kubelet::Device,
     report::Report,
     store::{Memory, write_atomically},
@@ -53,6 +53,7 @@ impl Pending<'_> {
         let rows = crate::probe::Rows::new();
         let input = Input {
             inventory: self.inventory,
+            surroundings: &Surroundings::default(),
             rows: &rows,
             memory: self.memory,
             config: &self.context.config,

@@ -25,11 +25,11 @@ use super::{
 };
 use crate::{
     cli::Context,
-    config::{Interval, PublishMode},
+    config::{Interval, Loopback, PublishMode},
     hardware::{HcaFacts, Inventory, Roots},
     kubelet::{self, Device, Supervised},
     node,
-    report::HcaRole,
+    report::{Hca, HcaRole},
     store::Memory,
     telemetry::{http, metrics::Metrics},
     verdict::{self, Assessment, Input, Stamp, damping, devices},
@@ -88,8 +88,11 @@ struct Agent {
 impl Agent {
     fn start(context: Context, run_dir: &Path, end: &CancellationToken) -> Result<Self, RunError> {
         let context = Arc::new(context);
-        let inventory = context.machine.inventory();
+        let mut inventory = context.machine.inventory();
         let mut memory = context.store.load(&inventory.boot_id);
+        if let Some(report) = &memory.report {
+            inventory.recall(&report.hcas);
+        }
         memory.saw_active(context.machine.known_active());
         memory.saw_active(inventory.hcas.iter().filter(|h| h.usable()).map(HcaFacts::key));
         let known = inventory.hcas.iter().map(|h| (h.key(), (h.clone(), false))).collect();
@@ -187,16 +190,31 @@ impl Agent {
     fn begin(&self) -> Running {
         let context = Arc::clone(&self.context);
         let started_at = Timestamp::now();
+        let loopback = match self.context.config.check.loopback {
+            Loopback::Never => false,
+            // A transfer that went wrong is tried again until it goes well: a registration alone is no
+            // proof that it would.
+            Loopback::Start => !self.checked_here || self.checked.has_failed_transfer(),
+            Loopback::Always => true,
+        };
+        let last_seen = self.last_seen();
         Box::pin(async move {
             let machine = Arc::clone(&context.machine);
             let inventory = tokio::task::spawn_blocking(move || machine.inventory()).await;
-            let Ok(inventory) = inventory else {
+            let Ok(mut inventory) = inventory else {
                 // Only a panic inside would do this; what was known stays.
                 tracing::error!("the look at the hardware broke off");
                 return (context.machine.inventory(), Checked::default(), started_at);
             };
-            let checked =
-                check::probe_all(context.machine.as_ref(), &inventory, &context.config, &Progress::new(false)).await;
+            inventory.recall(&last_seen);
+            let checked = check::probe_all(
+                context.machine.as_ref(),
+                &inventory,
+                &context.config,
+                loopback,
+                &Progress::new(false),
+            )
+            .await;
             (inventory, checked, started_at)
         })
     }
@@ -244,7 +262,8 @@ impl Agent {
         let now = Timestamp::now();
         let before: Vec<bool> = self.memory.devices.values().map(devices::healthy).collect();
         let differs = changed.is_some();
-        if let Some(inventory) = changed {
+        if let Some(mut inventory) = changed {
+            inventory.recall(&self.last_seen());
             tracing::info!("the hardware's state has changed");
             self.inventory = inventory;
             self.trigger();
@@ -258,6 +277,11 @@ impl Agent {
         if differs || health_changed || self.memory.damping.candidate.is_some() {
             self.tell_all(false);
         }
+    }
+
+    /// HCAs as they were last seen.
+    fn last_seen(&self) -> Vec<Hca> {
+        self.memory.report.as_ref().map(|report| report.hcas.clone()).unwrap_or_default()
     }
 
     /// A change that matters is checked at once; two such checks are some time apart.
@@ -322,6 +346,7 @@ impl Agent {
     fn assess(&self, now: Timestamp) -> Assessment {
         verdict::assess(&Input {
             inventory: &self.inventory,
+            surroundings: &self.checked.surroundings,
             rows: &self.checked.rows,
             memory: &self.memory,
             config: &self.context.config,

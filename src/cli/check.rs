@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::{CliError, Context, Global, Outcome, context::runtime, exit, print};
 use crate::{
     agent::check::{self, Progress},
-    config::ByteSize,
+    config::{ByteSize, Loopback},
     hardware::{Inventory, PciAddress},
     render::{self, Style},
     report::Method,
@@ -36,6 +36,9 @@ pub struct Arguments {
     /// GPU memory to register, such as 2MiB
     #[arg(long, value_name = "SIZE")]
     size: Option<ByteSize>,
+    /// Prove it by transfer: RDMA WRITE and READ between host and GPU memory, compared byte by byte
+    #[arg(long)]
+    loopback: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -88,9 +91,13 @@ async fn run(context: &Context, arguments: &Arguments) -> Outcome {
     context.warn_of_foreign_file(&inventory);
     narrow(&mut inventory, arguments)?;
     let mut memory = context.store.load(&inventory.boot_id);
+    if let Some(report) = &memory.report {
+        inventory.recall(&report.hcas);
+    }
     memory.saw_active(context.machine.known_active());
     let progress = Progress::new(std::io::stderr().is_terminal() && arguments.output == Format::Text);
-    let checked = check::probe_all(context.machine.as_ref(), &inventory, &context.config, &progress).await;
+    let loopback = arguments.loopback || context.config.check.loopback != Loopback::Never;
+    let checked = check::probe_all(context.machine.as_ref(), &inventory, &context.config, loopback, &progress).await;
     let report = check::conclude(&inventory, &checked, &memory, &context.config).into_report(
         &inventory,
         &Stamp {

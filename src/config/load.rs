@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn names_a_key_that_has_no_effect_yet() {
-        let config = from_yaml(&format!("{HEAD}check: {{ loopback: always }}\n"), &[]).unwrap();
+        let config = from_yaml(&format!("{HEAD}cdi: {{ enabled: true }}\n"), &[]).unwrap();
         assert_eq!(config.not_yet().len(), 1);
         assert!(Config::default().not_yet().is_empty());
     }

@@ -57,6 +57,22 @@ catalogue! {
         "The GPU's memory reports an uncorrectable error.",
         "A CUDA call answers CUDA_ERROR_ECC_UNCORRECTABLE (214).",
         "Drain the node and reset the GPU (`nvidia-smi --gpu-reset`); if it comes back, have the GPU replaced.";
+    TransferCorrupt, Hardware, lasting,
+        "GPU memory can be registered, and the bytes that a transfer brings are wrong.",
+        "Loopback: RDMA WRITE or READ completes, and the first byte that differs is in the evidence.",
+        "Unexplained by what the agent can read. Keep jobs off this pair; collect `gdr-agent check --loopback -o json`, the kernel log and `nvidia-bug-report.sh`, and compare with another slot, driver and firmware.";
+    PeerMmioUnmapped, Driver, lasting,
+        "GPU memory can be registered, transfers over it are refused, and the NVIDIA driver does not map other devices' memory through the IOMMU.",
+        "Loopback fails, and /proc/driver/nvidia/params has DmaRemapPeerMmio: 0.",
+        "Load the nvidia module with NVreg_DmaRemapPeerMmio=1.";
+    TransferRefused, Hardware, lasting,
+        "GPU memory can be registered, and a transfer over it is refused.",
+        "Loopback: the completion's status is in the evidence; host memory could be transferred a moment before.",
+        "Candidates: ACS redirect on a bridge between the two (see AcsRedirect), an IOMMU that translates (boot with iommu=pt), a dma-buf mapping this platform can't do. If none applies it is unexplained: collect `gdr-agent check --loopback -o json` and the kernel log.";
+    UnsignedModule, Driver, lasting,
+        "The kernel refuses the NVIDIA module because of its signature (Secure Boot).",
+        "No NVIDIA driver is loaded, and the kernel log says that its key was rejected.",
+        "Sign the modules and enrol the key (mokutil), use the distribution's signed driver, or turn Secure Boot off.";
     DriverAbsent, Driver, passing,
         "The NVIDIA driver is not there: no kernel module, or no libcuda.so.1.",
         "/proc/driver/nvidia/version is missing, or libcuda.so.1 can't be loaded from any of the places that the finding lists.",
@@ -105,10 +121,62 @@ catalogue! {
         "libibverbs has no provider for this HCA, or is not there at all.",
         "The kernel has the device and its node can be opened, and libibverbs does not list it.",
         "Use an image whose rdma-core has the HCA's provider (libibverbs/lib*-rdmav*.so and its file in /etc/libibverbs.d).";
+    RdmaCoreTooOld, Agent, lasting,
+        "This libibverbs has no dma-buf registration: its rdma-core is older than version 34.",
+        "libibverbs.so.1 has no function ibv_reg_dmabuf_mr.",
+        "Use an image with a newer rdma-core (this project's has 56 or newer); the node needs nothing.";
+    ProviderAbiMismatch, Agent, lasting,
+        "libibverbs and the HCA's provider library are not of one rdma-core, so that the HCA can't be used.",
+        "libibverbs complains of an ABI on stderr, and does not list or open the HCA.",
+        "Use one source of RDMA libraries: this project's image as it is, with nothing of OFED mounted over it.";
+    RdmaModuleMissing, Node, lasting,
+        "There are RDMA adapters, and mlx5_ib is not on this node: without it they are plain network cards.",
+        "mlx5_core is loaded, there is no RDMA device, and modules.dep of this kernel has no mlx5_ib.",
+        "Install the package that has it (Ubuntu: linux-modules-extra-$(uname -r); Red Hat: kernel-modules-extra), then `modprobe mlx5_ib` and list it in /etc/modules-load.d.";
     NoRdmaDevices, Node, passing,
         "There are RDMA adapters, but no RDMA device: the driver is missing or still loading.",
         "PCI functions of RDMA adapters without an entry in /sys/class/infiniband.",
         "modprobe mlx5_ib (ConnectX) or efa; some distributions have it in a package of its own (kernel-modules-extra).";
+    KernelLacksPeerMemory, Node, lasting,
+        "This kernel has no peer-memory interface: nvidia_peermem can't be loaded.",
+        "ibv_reg_mr answers EFAULT (14), nvidia_peermem is not loaded, and /proc/kallsyms has no ib_register_peer_memory_client.",
+        "Use dma-buf (open NVIDIA kernel modules, Linux 5.12 or newer), or install DOCA-OFED, which brings the interface, and rebuild the GPU driver.";
+    PeermemSymbolMismatch, Driver, lasting,
+        "nvidia_peermem was built for another version of OFED than the one that runs.",
+        "ibv_reg_mr answers EFAULT (14), nvidia_peermem is not loaded, and the kernel log says that it disagrees about a symbol's version.",
+        "Rebuild the GPU driver after OFED: delete the driver pod, or reinstall the package.";
+    PeermemModuleMissing, Driver, lasting,
+        "The kernel module nvidia_peermem is not on this node.",
+        "ibv_reg_mr answers EFAULT (14), nvidia_peermem is not loaded, and modules.dep of this kernel does not have it.",
+        "Reinstall the GPU driver with its kernel modules (for a driver container: FORCE_REINSTALL=true), after OFED; or use dma-buf.";
+    EfaPeermemMissing, Node, lasting,
+        "EFA takes GPU memory through a module of its own, efa_nv_peermem, which is not loaded.",
+        "ibv_reg_mr on an EFA device answers an error, and /sys/module/efa_nv_peermem is missing.",
+        "Install the EFA driver that brings efa_nv_peermem, or use the open NVIDIA kernel modules (dma-buf).";
+    LegacyNvPeerMem, Node, lasting,
+        "nv_peer_mem, the forerunner of nvidia_peermem, is loaded; it does not serve drivers of today, and keeps its successor out.",
+        "/sys/module/nv_peer_mem is there, alone with registrations that fail, or beside nvidia_peermem.",
+        "Remove the package nv_peer_mem (nvidia-peer-memory), unload it, and then load nvidia-peermem, or use dma-buf.";
+    PeermemInvalidContext, Driver, passing,
+        "nvidia_peermem has lost track of a mapping after a race at a process's end.",
+        "ibv_reg_mr fails with nvidia_peermem loaded, and the kernel log says `invalid context`.",
+        "Restart the jobs on this node and update the driver; if it stays, reload nvidia_peermem or reboot.";
+    KernelWithoutP2pdma, Node, lasting,
+        "This kernel is built without PCI peer-to-peer support, so that no dma-buf of GPU memory can be used.",
+        "dma-buf fails, and the kernel's configuration has CONFIG_PCI_P2PDMA not set.",
+        "Use a kernel with CONFIG_PCI_P2PDMA=y, or DOCA-OFED with nvidia-peermem.";
+    KernelWithoutOdp, Node, lasting,
+        "This kernel is built without on-demand paging for RDMA, which mlx5 needs for dma-bufs.",
+        "ibv_reg_dmabuf_mr is not supported by an mlx5 device, and CONFIG_INFINIBAND_ON_DEMAND_PAGING is not set.",
+        "Use a kernel with CONFIG_INFINIBAND_ON_DEMAND_PAGING=y, or load nvidia-peermem.";
+    NoPeerToPeerPath, Hardware, lasting,
+        "The platform gives this GPU and this HCA no way to each other's memory.",
+        "ibv_reg_dmabuf_mr answers ENOMEM (12), and the kernel log has what the driver says of it.",
+        "See ACS and the root complex between the two (`lspci -t`); other pairs of this node may have a way. On Grace, see the driver's note on FORCE_PCIE.";
+    Bar1Exhausted, Node, passing,
+        "BAR1, through which the HCA reaches the GPU's memory, has no room.",
+        "A registration answers EFAULT or ENOMEM, and the kernel log says so, or BAR1 is small.",
+        "See `nvidia-smi -q -d MEMORY`: end what holds BAR1 (GDRCopy, other registrations), or enable a large BAR (resizable BAR, `above 4G decoding`) in the firmware; in a VM, give it more MMIO space.";
     PeermemNotLoaded, Node, lasting,
         "The kernel module nvidia_peermem is not loaded: ibv_reg_mr can't take GPU memory.",
         "ibv_reg_mr answers EFAULT (14) and there is no /sys/module/nvidia_peermem.",
@@ -117,6 +185,10 @@ catalogue! {
         "nvidia_peermem is loaded, and the registration of GPU memory is refused.",
         "ibv_reg_mr on GPU memory answers an errno while the module is there.",
         "Look for `nvidia-peermem` and `NVRM` in the kernel log: candidates are a driver built before OFED, BAR1 exhausted, and a vGPU profile without GPUDirect; then reload the module.";
+    PeermemUnsupported, Driver, lasting,
+        "The GPU, its driver or the kernel has no peer-memory path (ibv_reg_mr on GPU memory).",
+        "CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED is 0, or ibv_reg_mr answers that the operation does not exist.",
+        "Use dma-buf: the open NVIDIA kernel modules, Linux 5.12 or newer, and an rdma-core that has it.";
     DmabufClosedModule, Driver, lasting,
         "The GPU driver exports no dma-buf: the closed kernel module, or a GPU before Turing.",
         "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED is 0, or cuMemGetHandleForAddressRange answers CUDA_ERROR_NOT_SUPPORTED (801).",
@@ -133,14 +205,58 @@ catalogue! {
         "A step of the check took longer than its deadline.",
         "The child fell silent at the step that the finding names.",
         "See what the driver says in the kernel log; if the child is stuck in the kernel, only the driver's reset or a reboot frees it.";
+    ProbeNotStarted, Agent, passing,
+        "The process that checks this GPU could not be started.",
+        "fork, exec, a folder in /run/gdr-agent or dropping capabilities failed; the errno is in the evidence.",
+        "See the pod's limits (pids, memory) and that /run/gdr-agent can be written.";
     ProbeCrashed, Agent, passing,
         "The process that checks this GPU died.",
         "The child ended by a signal or without finishing, at the step that the finding names.",
         "Report it with the output of `gdr-agent check -v -o json`; see that the driver's libraries and kernel module are of one version.";
+    StubLibrary, Node, lasting,
+        "libcuda is the CUDA toolkit's stub, not the driver's library.",
+        "A CUDA call answers CUDA_ERROR_STUB_LIBRARY (34).",
+        "Take the toolkit's stubs folder off the library path of the node; the driver's libcuda.so.1 comes with the driver.";
+    CompatLibrary, Node, lasting,
+        "A forward-compatibility libcuda (cuda-compat) is in use, and this GPU or driver does not take it.",
+        "A CUDA call answers CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE (804).",
+        "Remove the cuda-compat package from the library path of the node, or update the driver.";
+    MpsUnreachable, Workload, passing,
+        "An MPS server has this GPU, and can't be reached.",
+        "A CUDA call answers one of CUDA's MPS errors (805 to 809).",
+        "Nothing to do while jobs use MPS; else end the daemon on the node (`echo quit | nvidia-cuda-mps-control`).";
+    HcaGone, Driver, passing,
+        "The HCA went away while it was checked: its driver was reloaded, it was moved, or its firmware failed.",
+        "A verbs call answers EIO (5), ENXIO (6) or ENODEV (19).",
+        "Nothing to do while the network driver is being updated; if it stays, see the kernel log (`mlx5_core`, `health`) and the card's firmware.";
+    HcaNotAnswering, Hardware, passing,
+        "The HCA does not answer its driver in time.",
+        "A verbs call answers EINTR (4), EAGAIN (11), EBUSY (16) or ETIMEDOUT (110).",
+        "See the kernel log for the card's command interface (`mlx5_core`, `timeout`); if it stays, reset the card (`mlxfwreset`) or power the node off and on.";
+    HcaOutOfResources, Workload, passing,
+        "The HCA, or this container, has no room for another context, PD or queue.",
+        "A verbs call answers ENOMEM (12), ENFILE (23), EMFILE (24) or ENOSPC (28).",
+        "See who holds them with `rdma resource show`; a virtual function may need larger limits, and the rdma cgroup may set some.";
+    VerbsFailed, Driver, passing,
+        "A verbs call failed for a reason that has no row of its own.",
+        "The call and its errno are in the evidence.",
+        "See the kernel log for the HCA's driver on the node.";
+    LoopbackImpossible, Node, passing,
+        "The proof by transfer could not be tried: this HCA does not carry even what is no GPU memory, or something else stopped it first.",
+        "Loopback: making queue pairs, moving host memory, copying to the GPU, or the larger registration failed; the code is in the evidence.",
+        "The registration's result stands. See the port (an InfiniBand LID, a RoCE address), the limits of the HCA, and BAR1 for the larger region (check.deepSize).";
+    NoUsableGid, Node, passing,
+        "The RoCE port has no GID of version 2, so that nothing can be sent over it.",
+        "sysfs, ports/N/gid_attrs/types: no entry `RoCE v2` with an address.",
+        "Give the port's network interface an IP address, and see that it is up.";
     CudaFailed, Driver, passing,
         "A CUDA call failed for a reason that has no row of its own.",
         "The call and its CUresult are in the evidence.",
         "See nvidia-smi and the kernel log (`NVRM`, `Xid`) on the node.";
+    CpusetHidesGpuMemory, Agent, passing,
+        "This container may not allocate on the NUMA nodes that are the GPU's memory, so that CUDA can make no context.",
+        "A context or an allocation is refused for want of memory, and Mems_allowed_list leaves out nodes that have memory.",
+        "Leave cpuset.mems of the agent's pod alone (memory manager, static CPU policy, batch system); jobs started under the same cpuset fail alike.";
     GpuBusy, Workload, passing,
         "The GPU is in use, and was not checked.",
         "CUDA answers that the device is unavailable or out of memory.",
@@ -149,6 +265,22 @@ catalogue! {
         "A port that was ACTIVE is not.",
         "The port's state in sysfs.",
         "Look at the cable, the transceiver and the switch port; on InfiniBand at the subnet manager; `ip link` or `ibstat` on the node show more.";
+    PodsMemlockLow, Node, lasting,
+        "Containers on this node start with a small locked-memory limit: other pods will fail to register memory, although this one, with CAP_IPC_LOCK, does not.",
+        "RLIMIT_MEMLOCK of this container is below 64 MiB.",
+        "Set LimitMEMLOCK=infinity for containerd (a systemd drop-in), or give pods that use RDMA the capability IPC_LOCK.";
+    MemoryPeersAbsent, Node, lasting,
+        "nvidia_peermem works, and NCCL before 2.23.4 does not see that it does.",
+        "nvidia_peermem is the only method that works, and /sys/kernel/mm/memory_peers is missing, as on Linux 6.4 and newer.",
+        "Use NCCL 2.23.4 or newer, or dma-buf.";
+    OldDriverP2pRace, Driver, lasting,
+        "This GPU driver can crash the kernel when a registration is taken away while it is in use.",
+        "nvidia_peermem is loaded, and the driver is from 515 to before 525.105.17, or before 535.14.",
+        "Update the GPU driver to 525.105.17, 535.14 or newer.";
+    LargeMappingFault, Driver, lasting,
+        "On kernels with 64 KiB pages some drivers of this series fault on mappings of 4 GiB and more (Xid 31); smaller ones, as this check uses, work.",
+        "The page size is 64 KiB, and the driver is of series 590 or newer.",
+        "See NVIDIA's release notes for this driver; prove it with `gdr-agent check --loopback` and check.deepSize of more than 4GiB, or use a driver of series 580.";
     RailMissing, Hardware, passing,
         "A GPU has no HCA that serves it.",
         "None of its nearest HCAs has a usable port and a good registration, or there is none.",

@@ -1,14 +1,19 @@
 //! Why not: a catalogue of reasons, and the rules that raise them over what was seen. Pure.
 
+mod advice;
 pub mod catalogue;
+mod causes;
+mod gather;
 mod platform;
+mod refine;
+mod results;
 mod rules;
 #[cfg(test)]
 mod tests;
 
 use crate::{
     config::Config,
-    hardware::Inventory,
+    hardware::{Inventory, Surroundings},
     probe::Rows,
     report::{Finding, Gpu, Hca, Pair, Reason},
 };
@@ -19,6 +24,8 @@ pub use catalogue::{Entry, entry};
 pub struct Facts<'a> {
     /// What is here.
     pub inventory: &'a Inventory,
+    /// What is around the devices.
+    pub surroundings: &'a Surroundings,
     /// What the children found.
     pub rows: &'a Rows,
     /// What is wanted.

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Facts, rules::Gathered};
+use super::{Facts, gather::Gathered};
 use crate::{
     hardware::{Acs, GpuFacts, HcaFacts, Lanes, PciAddress, PciPath, topology::private_bridges},
     report::{Distance, Finding, GpuRole, HcaRole, Reason, Severity},

@@ -1,65 +1,21 @@
-//! What raises each reason. One function for each subject: the node, rows, pairs, ports.
+//! What raises each reason. One function for each subject: the node, ports, GPUs that nothing serves.
 
-use std::collections::BTreeMap;
-
-use super::{Facts, entry};
-use crate::{
-    hardware::PciAddress,
-    probe::{Row, Step, protocol::End},
-    report::{Finding, GpuRole, HcaRole, Method, MethodResult, Outcome, Pair, Reason, Severity, Transport},
+use super::{
+    Facts, advice,
+    gather::Gathered,
+    refine::{Subject, refine},
+    results::{method_result, stopped},
 };
-
-/// Findings of one kind are gathered into one, with all their devices.
-#[derive(Default)]
-pub(super) struct Gathered {
-    by_reason: BTreeMap<Reason, Raised>,
-}
-
-#[derive(Default)]
-pub(super) struct Raised {
-    severity: Option<Severity>,
-    gpus: Vec<PciAddress>,
-    hcas: Vec<String>,
-    methods: Vec<Method>,
-    evidence: Vec<String>,
-}
-
-impl Gathered {
-    /// Raises a reason; of several severities the worst holds.
-    pub(super) fn raise(
-        &mut self,
-        reason: Reason,
-        severity: Severity,
-        gpu: Option<PciAddress>,
-        hca: Option<&str>,
-        evidence: impl Into<String>,
-    ) -> &mut Raised {
-        let raised = self.by_reason.entry(reason).or_default();
-        raised.severity = Some(raised.severity.map_or(severity, |s| s.min(severity)));
-        push_new(&mut raised.gpus, gpu);
-        push_new(&mut raised.hcas, hca.map(str::to_owned));
-        push_new(&mut raised.evidence, Some(evidence.into()).filter(|e| !e.is_empty()));
-        raised
-    }
-
-    /// One finding for each reason.
-    pub(super) fn into_findings(self, facts: &Facts<'_>) -> Vec<Finding> {
-        self.by_reason.into_iter().map(|(reason, raised)| finding(reason, raised, facts)).collect()
-    }
-}
-
-fn push_new<T: PartialEq>(list: &mut Vec<T>, item: Option<T>) {
-    if let Some(item) = item.filter(|i| !list.contains(i)) {
-        list.push(item);
-    }
-}
+use crate::report::{Finding, GpuRole, HcaRole, Method, Reason, Severity, Transport};
 
 pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
     let mut gathered = Gathered::default();
     if !facts.gpus.is_empty() {
         node(facts, &mut gathered);
         for (gpu, row) in facts.rows {
-            stopped(*gpu, row, facts, &mut gathered);
+            for stop in &row.stops {
+                stopped(*gpu, row, stop, facts, &mut gathered);
+            }
         }
         for pair in facts.pairs {
             for method in Method::ALL {
@@ -69,58 +25,29 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
         ports(facts, &mut gathered);
         unserved(facts, &mut gathered);
         not_configured(facts, &mut gathered);
+        for (reason, seen) in advice::all(facts) {
+            gathered.raise(reason, Severity::Info, None, None, seen);
+        }
     }
     gathered.into_findings(facts)
-}
-
-fn finding(reason: Reason, raised: Raised, facts: &Facts<'_>) -> Finding {
-    let row = entry(reason);
-    let severity = raised.severity.unwrap_or(Severity::Info);
-    let devices = devices(&raised, facts);
-    let message = if devices.is_empty() { row.summary.to_owned() } else { format!("{devices}: {}", row.summary) };
-    Finding {
-        reason,
-        severity,
-        who: row.who,
-        gpus: raised.gpus,
-        hcas: raised.hcas,
-        // One that concerns both methods names none.
-        method: <[Method; 1]>::try_from(raised.methods).ok().map(|[only]| only),
-        message,
-        evidence: raised.evidence,
-        remedy: row.remedy.to_owned(),
-    }
-}
-
-/// `mlx5_4 (0000:98:00.0)`; many are counted.
-fn devices(raised: &Raised, facts: &Facts<'_>) -> String {
-    let hcas = raised.hcas.iter().map(|name| {
-        let pci = facts.hcas.iter().find(|h| h.name == *name).and_then(|h| h.pci);
-        pci.map_or_else(|| name.clone(), |pci| format!("{name} ({pci})"))
-    });
-    let several = |all: Vec<String>, what: &str| match all.len() {
-        0..=3 => all.join(", "),
-        n => format!("{n} {what}"),
-    };
-    let hcas = several(hcas.collect(), "HCAs");
-    let gpus = several(raised.gpus.iter().map(|g| format!("GPU {g}")).collect(), "GPUs");
-    [hcas, gpus].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
 /// Modules and devices of the node as a whole.
 fn node(facts: &Facts<'_>, out: &mut Gathered) {
     let inventory = facts.inventory;
     if inventory.nvidia.is_none() && facts.gpus.iter().any(|g| g.role == GpuRole::Eligible) {
-        out.raise(Reason::DriverAbsent, Severity::Error, None, None, "/proc/driver/nvidia/version is missing");
+        raise_of_node(Reason::DriverAbsent, "/proc/driver/nvidia/version is missing", None, facts, out);
     }
-    if inventory.hcas.is_empty() && !inventory.bare_functions.is_empty() {
-        let functions: Vec<_> = inventory.bare_functions.iter().map(ToString::to_string).collect();
-        out.raise(
+    elsewhere(facts, out);
+    if inventory.hcas.is_empty() && !inventory.bare_functions.is_empty() && !inventory.has_strangers_elsewhere() {
+        let functions: Vec<_> = inventory.bare_functions.iter().map(|f| f.pci.to_string()).collect();
+        let driver = facts.surroundings.loaded.contains("mlx5_core").then_some("mlx5_core");
+        raise_of_node(
             Reason::NoRdmaDevices,
-            Severity::Error,
-            None,
-            None,
-            format!("no RDMA device on {}", functions.join(", ")),
+            &format!("no RDMA device on {}", functions.join(", ")),
+            driver,
+            facts,
+            out,
         );
     }
     if !inventory.hcas.is_empty() && !inventory.uverbs {
@@ -147,129 +74,25 @@ fn node(facts: &Facts<'_>, out: &mut Gathered) {
     }
 }
 
-/// A row that ended before its HCAs were reached, or in the middle.
-fn stopped(gpu: PciAddress, row: &Row, facts: &Facts<'_>, out: &mut Gathered) {
-    let Some(stopped) = &row.stopped else { return };
-    let code = stopped.end.code();
-    let evidence =
-        [stopped.step.to_string(), code.as_ref().map(ToString::to_string).unwrap_or_default(), stopped.detail.clone()];
-    let evidence = evidence.into_iter().filter(|p| !p.is_empty()).collect::<Vec<_>>().join(": ");
-    let (reason, severity) = match (&stopped.end, stopped.step, code.as_ref().and_then(crate::report::Code::as_cuda)) {
-        (End::TimedOut, ..) => (Reason::ProbeTimeout, Severity::Warning),
-        (End::Died(_), ..) => (Reason::ProbeCrashed, Severity::Warning),
-        (_, Step::LoadCuda, _) => (Reason::DriverAbsent, Severity::Error),
-        (_, Step::LoadVerbs, _) => (Reason::ProviderMissing, Severity::Warning),
-        (_, Step::DeviceMemory, None) => (Reason::NotDeviceMemory, Severity::Warning),
-        // Without the kernel module there is no GPU to be seen; DriverAbsent says so already.
-        (_, Step::Init, Some(100)) if facts.inventory.nvidia.is_none() => (Reason::DriverAbsent, Severity::Error),
-        (_, Step::Init, Some(100)) | (_, Step::Device, None) => (Reason::GpuNotVisible, Severity::Warning),
-        (_, _, Some(46 | 2)) => (Reason::GpuBusy, Severity::Info),
-        (_, _, Some(214)) => (Reason::GpuEccUncorrectable, Severity::Error),
-        (_, _, Some(802)) => (Reason::FabricManagerDown, Severity::Error),
-        (_, _, Some(803)) => (Reason::DriverLibraryMismatch, Severity::Error),
-        _ => (Reason::CudaFailed, Severity::Warning),
-    };
-    let raised = out.raise(reason, severity, Some(gpu), stopped.hca.as_deref(), evidence);
-    if stopped.step == Step::LoadCuda {
-        let places: Vec<_> = row.libcuda.iter().map(|p| p.display().to_string()).collect();
-        push_new(
-            &mut raised.evidence,
-            (!places.is_empty()).then(|| format!("looked for libcuda.so.1 at {}", places.join(", "))),
-        );
-    }
-    for line in row.stderr.iter().take(3) {
-        push_new(&mut raised.evidence, Some(format!("stderr: {line}")));
-    }
-}
-
-/// One pair by one method, where the row was not what ended it.
-fn method_result(pair: &Pair, method: Method, facts: &Facts<'_>, out: &mut Gathered) {
-    let Some(row) = facts.rows.get(&pair.gpu) else { return };
-    let result = pair.by(method);
-    let Some(step) = result.step.as_deref() else { return };
-    if row
-        .stopped
-        .as_ref()
-        .is_some_and(|s| s.step.to_string() == step && s.hca.as_deref().is_none_or(|h| h == pair.hca))
-    {
+/// Where every HCA is in a pod or a virtual machine, that is why nothing can be said.
+fn elsewhere(facts: &Facts<'_>, out: &mut Gathered) {
+    let here = |h: &&crate::report::Hca| !matches!(h.role, HcaRole::Away | HcaRole::Excluded);
+    let away: Vec<_> = facts.hcas.iter().filter(|h| h.role == HcaRole::Away).collect();
+    if facts.hcas.iter().any(|h| here(&h)) || away.is_empty() && !facts.inventory.has_strangers_elsewhere() {
         return;
     }
-    let Some((reason, severity)) = classify(pair, method, result, row, facts) else { return };
-    let code = result.code.as_ref().map(ToString::to_string).unwrap_or_default();
-    let evidence = format!("{step} {code}").trim().to_owned();
-    let raised = out.raise(reason, severity, Some(pair.gpu), Some(&pair.hca), evidence);
-    push_new(&mut raised.methods, Some(method));
-    if reason == Reason::MemlockLimit
-        && let Some(limits) = row.limits
-    {
-        let limit = limits.memlock.map_or_else(|| "unlimited".to_owned(), |l| format!("{l} bytes"));
-        push_new(
-            &mut raised.evidence,
-            Some(format!("RLIMIT_MEMLOCK {limit}, CAP_IPC_LOCK {}", if limits.ipc_lock { "yes" } else { "no" })),
-        );
-    }
-    if reason == Reason::ProviderMissing {
-        for line in row.stderr.iter().take(3) {
-            push_new(&mut raised.evidence, Some(format!("stderr: {line}")));
-        }
+    out.raise(Reason::HcasInPods, Severity::Info, None, None, "RDMA-capable PCI functions without an RDMA device here");
+    for hca in away {
+        out.raise(Reason::HcasInPods, Severity::Info, None, Some(&hca.name), "");
     }
 }
 
-fn is(step: &str, wanted: &[Step]) -> bool {
-    wanted.iter().any(|w| w.to_string() == step)
-}
-
-/// The reason behind one result, the more specific first. A trouble of one method alone is advice
-/// where the other method works.
-fn classify(
-    pair: &Pair,
-    method: Method,
-    result: &MethodResult,
-    row: &Row,
-    facts: &Facts<'_>,
-) -> Option<(Reason, Severity)> {
-    let step = result.step.as_deref()?;
-    let errno = result.code.as_ref().and_then(crate::report::Code::as_errno);
-    let role = facts.hcas.iter().find(|h| h.name == pair.hca).map(|h| h.role);
-    let harm =
-        |severity| if pair.good == Some(true) || role != Some(HcaRole::Eligible) { Severity::Info } else { severity };
-    // What one method lacks is no fault while it is open whether the other works.
-    let lacking = if pair.good == Some(false) { harm(Severity::Error) } else { Severity::Info };
-    let reason = match result.outcome {
-        Outcome::Verified | Outcome::Skipped => return None,
-        _ if memlock(result, row, errno) => return Some((Reason::MemlockLimit, harm(Severity::Warning))),
-        Outcome::Unknown => {
-            let reason = match step {
-                s if is(s, &[Step::Node]) => Reason::UverbsNodeMissing,
-                s if is(s, &[Step::OpenNode]) => Reason::UverbsPermission,
-                s if is(s, &[Step::List, Step::Open, Step::LoadVerbs]) => Reason::ProviderMissing,
-                s if is(s, &[Step::Verify]) => Reason::MrMismatch,
-                s if is(s, &[Step::Control]) => Reason::ControlAccepted,
-                s if is(s, &[Step::Pd, Step::Dereg, Step::Close]) => Reason::MrMismatch,
-                _ => return None,
-            };
-            return Some((reason, harm(Severity::Warning)));
-        }
-        Outcome::Unsupported if method == Method::DmaBuf && is(step, &[Step::RegDmabuf]) => {
-            return Some((Reason::DmabufVerbUnsupported, lacking));
-        }
-        Outcome::Unsupported if method == Method::DmaBuf => return Some((Reason::DmabufClosedModule, lacking)),
-        Outcome::Failed if method == Method::DmaBuf => Reason::DmabufRefused,
-        Outcome::Failed if errno == Some(14) && !facts.inventory.peermem => Reason::PeermemNotLoaded,
-        Outcome::Failed if is(step, &[Step::RegMr]) => Reason::PeermemRefused,
-        Outcome::Unsupported | Outcome::Failed => return None,
-    };
-    Some((reason, harm(Severity::Error)))
-}
-
-/// EPERM is `can_do_mlock()`; ENOMEM may be the limit, when it is too small for what was asked and
-/// no capability lifts it.
-fn memlock(result: &MethodResult, row: &Row, errno: Option<i64>) -> bool {
-    let Some(limits) = row.limits.filter(|l| !l.ipc_lock) else { return false };
-    let needed = row.gpu.allocated.map_or(0, |(_, size)| size);
-    result.step.as_deref().is_some_and(|s| is(s, &[Step::RegMr]))
-        && matches!(errno, Some(1 | 12))
-        && limits.memlock.is_some_and(|limit| limit < needed)
+/// Raises a reason of the node as a whole, or the more specific one behind it.
+fn raise_of_node(reason: Reason, seen: &str, driver: Option<&str>, facts: &Facts<'_>, out: &mut Gathered) {
+    let subject = Subject { method: None, driver, errno: None, bar1: None };
+    let (reason, more) = refine(reason, &subject, facts.surroundings).unwrap_or((reason, String::new()));
+    out.raise(reason, Severity::Error, None, None, seen);
+    out.raise(reason, Severity::Error, None, None, more);
 }
 
 /// A rail without a usable port; and where no port was ever ACTIVE, that alone.
@@ -314,14 +137,25 @@ fn unserved(facts: &Facts<'_>, out: &mut Gathered) {
 /// information stands in place of what is missing.
 fn not_configured(facts: &Facts<'_>, out: &mut Gathered) {
     const FAST_GBPS: f64 = 100.0;
-    const MISSING: [Reason; 4] =
-        [Reason::PeermemNotLoaded, Reason::DmabufClosedModule, Reason::DmabufVerbUnsupported, Reason::RailMissing];
+    const PEERMEM: [Reason; 4] = [
+        Reason::PeermemNotLoaded,
+        Reason::PeermemModuleMissing,
+        Reason::KernelLacksPeerMemory,
+        Reason::PeermemSymbolMismatch,
+    ];
+    const OTHERS: [Reason; 5] = [
+        Reason::DmabufClosedModule,
+        Reason::DmabufVerbUnsupported,
+        Reason::KernelWithoutOdp,
+        Reason::KernelWithoutP2pdma,
+        Reason::RailMissing,
+    ];
     let ordinary = facts.hcas.iter().filter(|h| h.rail).all(|h| {
         h.transport == Transport::Roce && h.ports.iter().filter_map(|p| p.rate_gbps).all(|r| f64::from(r) <= FAST_GBPS)
     });
-    let tried = out.by_reason.contains_key(&Reason::PeermemNotLoaded);
+    let tried = PEERMEM.iter().any(|reason| out.by_reason.contains_key(reason));
     let never_good = facts.pairs.iter().all(|p| p.good != Some(true));
-    let only_missing = out.by_reason.keys().all(|r| MISSING.contains(r));
+    let only_missing = out.by_reason.keys().all(|r| PEERMEM.contains(r) || OTHERS.contains(r));
     if tried && ordinary && never_good && only_missing && facts.config.policy.expect.is_empty() {
         out.by_reason.clear();
         out.raise(Reason::NotConfigured, Severity::Info, None, None, "no nvidia_peermem, and no dma-buf path");

@@ -9,7 +9,7 @@ use crate::{
         protocol::{End, Stopped},
     },
     report::{Code, Finding, Method, Outcome, Reason, Severity, Who},
-    verdict::fixture::{Scene, refused, result, unknown, unsupported},
+    verdict::fixture::{Scene, bare, refused, result, unknown, unsupported},
 };
 
 fn found(scene: &Scene, reason: Reason) -> Option<Finding> {
@@ -43,6 +43,61 @@ fn every_reason_has_one_row_that_says_everything() {
         }
         assert!(row.remedy.len() <= 400, "{}: it must fit into a condition", row.reason);
         assert_eq!(row.reason.to_string().parse(), Ok(row.reason));
+    }
+}
+
+/// Memory nodes of a coherent GPU that a cpuset leaves out look like memory that is short.
+#[test]
+fn a_cpuset_that_hides_gpu_memory_is_no_busy_gpu() {
+    let out_of_memory = || End::Refused(Some(Code::cuda(2, Some("CUDA_ERROR_OUT_OF_MEMORY".into()))));
+    let mut scene = small();
+    scene.stop(0, Step::Context, out_of_memory(), Outcome::Skipped);
+    scene.surroundings.nodes_with_memory = Some("0-1,3-9".into());
+    let allow = |scene: &mut Scene, nodes: &str| {
+        scene.row(0).limits = Some(Limits { ipc_lock: true, nodes_allowed: Some(nodes.into()), ..Limits::default() });
+    };
+    allow(&mut scene, "0-1");
+    let finding = raised(&scene, Reason::CpusetHidesGpuMemory);
+    assert_eq!((finding.severity, finding.who), (Severity::Warning, Who::Agent));
+    assert!(finding.evidence.iter().any(|e| e.contains("0-1,3-9")), "{:?}", finding.evidence);
+    assert_eq!(found(&scene, Reason::GpuBusy), None);
+    // With all of them it is memory that is short.
+    allow(&mut scene, "0-1,3-9");
+    assert_eq!(found(&scene, Reason::CpusetHidesGpuMemory), None);
+    raised(&scene, Reason::GpuBusy);
+}
+
+#[test]
+fn large_mappings_on_64_kib_pages() {
+    let mut scene = small();
+    scene.surroundings.page_size = 64 << 10;
+    scene.inventory.nvidia.as_mut().unwrap().version = "595.71.05".into();
+    assert_eq!(raised(&scene, Reason::LargeMappingFault).severity, Severity::Info);
+    assert_eq!(scene.assess().verdict.state, crate::report::State::Ready);
+    scene.inventory.nvidia.as_mut().unwrap().version = "580.142".into();
+    assert_eq!(found(&scene, Reason::LargeMappingFault), None);
+    scene.inventory.nvidia.as_mut().unwrap().version = "595.71.05".into();
+    scene.surroundings.page_size = 4096;
+    assert_eq!(found(&scene, Reason::LargeMappingFault), None);
+}
+
+#[test]
+fn the_p2p_race_is_of_some_drivers() {
+    for (version, has_it) in [
+        ("510.108.03", false),
+        ("515.43.04", true),
+        ("525.60.13", true),
+        ("525.105.17", false),
+        ("525.147.05", false),
+        ("530.30.02", true),
+        ("535.14", false),
+        ("535.261.03", false),
+        ("590.44.01", false),
+    ] {
+        let mut scene = small();
+        scene.surroundings.loaded.insert("nvidia_peermem");
+        scene.inventory.nvidia.as_mut().unwrap().version = version.into();
+        assert_eq!(found(&scene, Reason::OldDriverP2pRace).is_some(), has_it, "{version}");
     }
 }
 
@@ -100,14 +155,14 @@ fn a_driver_that_exports_no_dma_buf() {
 fn adapters_without_rdma_device() {
     let mut scene = small();
     scene.truncate(2, 0);
-    scene.inventory.bare_functions = vec!["0000:18:00.0".parse().unwrap()];
+    scene.inventory.bare_functions = vec![bare("0000:18:00.0")];
     let finding = raised(&scene, Reason::NoRdmaDevices);
     assert_eq!((finding.severity, finding.who), (Severity::Error, Who::Node));
     assert!(finding.evidence[0].contains("0000:18:00.0"));
     assert_eq!(reasons(&scene), [Reason::NoRdmaDevices], "it explains that nothing serves the GPUs");
     // A bond's second function has none, and the first has.
     let mut scene = small();
-    scene.inventory.bare_functions = vec!["0000:18:00.1".parse().unwrap()];
+    scene.inventory.bare_functions = vec![bare("0000:18:00.1")];
     assert_eq!(reasons(&scene), []);
 }
 
@@ -136,21 +191,21 @@ fn what_the_sandbox_keeps_shut_is_not_broken() {
 
 #[test]
 fn the_limit_on_locked_memory() {
-    let tight = Limits { memlock: Some(64 << 10), ipc_lock: false };
+    let tight = Limits { memlock: Some(64 << 10), ..Limits::default() };
     for errno in [12, 1] {
         let mut scene = small();
         scene.set_all(Method::DmaBuf, &unsupported(Step::Export, None));
         scene.set_all(Method::Peermem, &refused(Step::RegMr, errno));
-        (0..2).for_each(|gpu| scene.row(gpu).limits = Some(tight));
+        (0..2).for_each(|gpu| scene.row(gpu).limits = Some(tight.clone()));
         let finding = raised(&scene, Reason::MemlockLimit);
         assert_eq!((finding.severity, finding.who), (Severity::Warning, Who::Agent));
         assert!(finding.evidence.contains(&"RLIMIT_MEMLOCK 65536 bytes, CAP_IPC_LOCK no".to_owned()), "{finding:?}");
         for (limits, why) in [
-            (Limits { ipc_lock: true, ..tight }, "the capability lifts it"),
-            (Limits { memlock: Some(8 << 20), ..tight }, "it is large enough"),
-            (Limits { memlock: None, ..tight }, "there is none"),
+            (Limits { ipc_lock: true, ..tight.clone() }, "the capability lifts it"),
+            (Limits { memlock: Some(8 << 20), ..tight.clone() }, "it is large enough"),
+            (Limits { memlock: None, ..tight.clone() }, "there is none"),
         ] {
-            (0..2).for_each(|gpu| scene.row(gpu).limits = Some(limits));
+            (0..2).for_each(|gpu| scene.row(gpu).limits = Some(limits.clone()));
             assert_eq!(found(&scene, Reason::MemlockLimit), None, "{why}");
             assert!(found(&scene, Reason::PeermemRefused).is_some(), "{why}");
         }
@@ -233,7 +288,7 @@ fn a_step_that_hung_names_its_hca() {
     let mut scene = small();
     scene.set_both(0, 1, &unknown(Step::RegMr, None));
     let stopped = Stopped { step: Step::RegMr, hca: Some("mlx5_1".into()), end: End::TimedOut, detail: String::new() };
-    scene.row(0).stopped = Some(stopped);
+    scene.row(0).stops = vec![stopped];
     let finding = raised(&scene, Reason::ProbeTimeout);
     assert_eq!((finding.hcas, finding.evidence), (vec!["mlx5_1".to_owned()], vec!["ibv_reg_mr".to_owned()]));
     assert_eq!(scene.assess().pairs[0].good, Some(true));

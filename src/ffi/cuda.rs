@@ -32,6 +32,8 @@ functions! {
         required free = "cuMemFree_v2": fn(CUdeviceptr) -> u32;
         required set_pointer_attribute = "cuPointerSetAttribute": fn(*const c_void, c_int, CUdeviceptr) -> u32;
         required pointer_attribute = "cuPointerGetAttribute": fn(*mut c_void, c_int, CUdeviceptr) -> u32;
+        required copy_in = "cuMemcpyHtoD_v2": fn(CUdeviceptr, *const c_void, usize) -> u32;
+        required copy_out = "cuMemcpyDtoH_v2": fn(*mut c_void, CUdeviceptr, usize) -> u32;
         optional set_flags = "cuDevicePrimaryCtxSetFlags_v2": fn(CUdevice, c_uint) -> u32;
         optional export = "cuMemGetHandleForAddressRange": fn(*mut c_void, CUdeviceptr, usize, c_int, u64) -> u32;
         optional driver_version = "cuDriverGetVersion": fn(*mut c_int) -> u32;
@@ -280,6 +282,21 @@ impl Memory<'_> {
             (self.cuda().table.pointer_attribute)((&raw mut value).cast(), attribute, self.pointer)
         })?;
         Ok(value)
+    }
+
+    /// Copies bytes to an offset in it; the caller keeps within its size.
+    pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<(), CudaError> {
+        // SAFETY: `bytes` is readable; CUDA refuses a range that is not within the allocation.
+        self.cuda()
+            .check(unsafe { (self.cuda().table.copy_in)(self.pointer + offset, bytes.as_ptr().cast(), bytes.len()) })
+    }
+
+    /// Copies bytes from an offset in it.
+    pub fn copy_out(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
+        // SAFETY: `bytes` is writable; CUDA refuses a range that is not within the allocation.
+        self.cuda().check(unsafe {
+            (self.cuda().table.copy_out)(bytes.as_mut_ptr().cast(), self.pointer + offset, bytes.len())
+        })
     }
 
     /// Exports the whole as a dma-buf. The caller has asked [`Cuda::can_export`].

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod cuda;
+pub mod queue;
 pub mod sys;
 pub mod verbs;
 
@@ -42,9 +43,9 @@ macro_rules! functions {
         $(optional $opt:ident = $opt_symbol:literal : fn($($opt_arg:ty),*) -> $opt_ret:ty;)*
     }) => {
         $(#[$meta])*
-        struct $table {
-            $($name: unsafe extern "C" fn($($arg),*) -> $ret,)*
-            $($opt: Option<unsafe extern "C" fn($($opt_arg),*) -> $opt_ret>,)*
+        pub(super) struct $table {
+            $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> $ret,)*
+            $(pub(super) $opt: Option<unsafe extern "C" fn($($opt_arg),*) -> $opt_ret>,)*
             // Last, so that it outlives the pointers into it.
             _library: libloading::Library,
         }

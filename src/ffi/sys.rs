@@ -5,12 +5,26 @@ use std::{io, ptr};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// Makes a command's process die with the thread that spawns it (`prctl(2)`, `PR_SET_PDEATHSIG`:
-/// the *thread*, so it must be one that lives as long as the process).
-pub fn die_with_parent(command: &mut tokio::process::Command) {
-    // SAFETY: the closure makes one async-signal-safe system call and allocates nothing.
+/// the *thread*, so it must be one that lives as long as the process), and inherit no descriptor but
+/// its three, whatever this process was itself given.
+pub fn contain(command: &mut tokio::process::Command) {
+    let closed = || {
+        // SAFETY: only sets flags of descriptors, in the process that is about to execute something.
+        // Linux before 5.11 doesn't know it; what this process opens is close-on-exec anyway.
+        let _ = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+    };
+    // SAFETY: the closure makes async-signal-safe system calls alone, and allocates nothing.
     unsafe {
-        command.pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(Into::into));
+        command.pre_exec(closed);
     }
+}
+
+/// Gives this process mounts of its own (`unshare(2)`, `CLONE_NEWNS`).
+pub fn own_mounts() -> io::Result<()> {
+    // SAFETY: descriptors stay shared; only mounts, root and working folder become this thread's, and
+    // the child has no other thread yet.
+    Ok(unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?)
 }
 
 /// Whether the kernel can read a byte at an address of this process: `write` to a pipe answers

@@ -9,7 +9,9 @@ use std::{
     path::Path,
 };
 
-use rdma_sys::{ibv_context, ibv_device, ibv_mr, ibv_pd};
+use rdma_sys::{
+    ibv_context, ibv_cq, ibv_device, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+};
 
 use super::{LoadError, functions};
 use crate::report::Code;
@@ -26,6 +28,13 @@ functions! {
         required dealloc_pd = "ibv_dealloc_pd": fn(*mut ibv_pd) -> c_int;
         required reg = "ibv_reg_mr": fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
         required dereg = "ibv_dereg_mr": fn(*mut ibv_mr) -> c_int;
+        required query_port = "ibv_query_port": fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
+        required query_gid = "ibv_query_gid": fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int;
+        required create_cq = "ibv_create_cq": fn(*mut ibv_context, c_int, *mut c_void, *mut c_void, c_int) -> *mut ibv_cq;
+        required destroy_cq = "ibv_destroy_cq": fn(*mut ibv_cq) -> c_int;
+        required create_qp = "ibv_create_qp": fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
+        required modify_qp = "ibv_modify_qp": fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+        required destroy_qp = "ibv_destroy_qp": fn(*mut ibv_qp) -> c_int;
         optional reg_dmabuf = "ibv_reg_dmabuf_mr": fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     }
 }
@@ -36,7 +45,7 @@ pub struct Errno(pub i32);
 
 impl Errno {
     /// Of the last call of this thread; must be the very next thing after it.
-    fn last() -> Self {
+    pub(super) fn last() -> Self {
         Self(io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 }
@@ -60,7 +69,7 @@ pub enum Access {
 }
 
 impl Access {
-    fn flags(self) -> c_int {
+    pub(super) fn flags(self) -> c_int {
         use rdma_sys::ibv_access_flags as F;
         let read = F::IBV_ACCESS_LOCAL_WRITE.0 | F::IBV_ACCESS_REMOTE_READ.0;
         let flags = match self {
@@ -82,47 +91,71 @@ impl Verbs {
         Table::load(file).map(|table| Self { table })
     }
 
-    /// Opens a device by its name. `Ok(None)`: libibverbs does not list it.
-    pub fn open(&self, name: &str) -> Result<Option<Device<'_>>, Errno> {
+    /// `ibv_get_device_list`.
+    pub fn list(&self) -> Result<List<'_>, Errno> {
         let mut count = 0;
         clear_errno();
         // SAFETY: `count` is a place for one int.
-        let list = unsafe { (self.table.get_list)(&raw mut count) };
-        if list.is_null() {
+        let devices = unsafe { (self.table.get_list)(&raw mut count) };
+        if devices.is_null() {
             return Err(Errno::last());
         }
-        // SAFETY: the list has `count` entries, and lives until it is freed below, after the open:
-        // an open device holds its own reference.
-        let opened = unsafe {
-            (0..usize::try_from(count).unwrap_or(0))
-                .map(|i| *list.add(i))
-                .find(|device| CStr::from_ptr((self.table.name)(*device)).to_bytes() == name.as_bytes())
-                .map(|device| {
-                    clear_errno();
-                    let context = (self.table.open)(device);
-                    if context.is_null() { Err(Errno::last()) } else { Ok(Device { verbs: self, context }) }
-                })
-        };
-        // SAFETY: frees the list, once.
-        unsafe { (self.table.free_list)(list) };
-        opened.transpose()
+        Ok(List { verbs: self, devices, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    /// Whether this libibverbs has `ibv_reg_dmabuf_mr` (rdma-core 34).
+    #[must_use]
+    pub fn has_dmabuf(&self) -> bool {
+        self.table.reg_dmabuf.is_some()
     }
 }
 
-fn clear_errno() {
+/// The devices that libibverbs lists; freed when dropped. An open device outlives it.
+pub struct List<'v> {
+    verbs: &'v Verbs,
+    devices: *mut *mut ibv_device,
+    count: usize,
+}
+
+impl<'v> List<'v> {
+    /// Opens a device by its name. `Ok(None)`: it is not in the list.
+    pub fn open(&self, name: &str) -> Result<Option<Device<'v>>, Errno> {
+        let table = &self.verbs.table;
+        // SAFETY: the list has `count` entries and lives as long as `self`; names are C strings.
+        let found = unsafe {
+            (0..self.count)
+                .map(|i| *self.devices.add(i))
+                .find(|device| CStr::from_ptr((table.name)(*device)).to_bytes() == name.as_bytes())
+        };
+        let Some(device) = found else { return Ok(None) };
+        clear_errno();
+        // SAFETY: the device is one of the list.
+        let context = unsafe { (table.open)(device) };
+        if context.is_null() { Err(Errno::last()) } else { Ok(Some(Device { verbs: self.verbs, context })) }
+    }
+}
+
+impl Drop for List<'_> {
+    fn drop(&mut self) {
+        // SAFETY: frees what `list` got, once.
+        unsafe { (self.verbs.table.free_list)(self.devices) };
+    }
+}
+
+pub(super) fn clear_errno() {
     // SAFETY: errno is this thread's own.
     unsafe { *libc::__errno_location() = 0 };
 }
 
 /// Turns the answer of a verb that returns its errno into a result.
-fn done(result: c_int) -> Result<(), Errno> {
+pub(super) fn done(result: c_int) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(Errno(result)) }
 }
 
 /// An open HCA; closed when dropped.
 pub struct Device<'v> {
     verbs: &'v Verbs,
-    context: *mut ibv_context,
+    pub(super) context: *mut ibv_context,
 }
 
 impl<'v> Device<'v> {
@@ -134,7 +167,7 @@ impl<'v> Device<'v> {
         if pd.is_null() { Err(Errno::last()) } else { Ok(Pd { device: self, pd }) }
     }
 
-    fn table(&self) -> &'v Table {
+    pub(super) fn table(&self) -> &'v Table {
         &self.verbs.table
     }
 
@@ -159,8 +192,8 @@ impl Drop for Device<'_> {
 
 /// A protection domain; deallocated when dropped.
 pub struct Pd<'d> {
-    device: &'d Device<'d>,
-    pd: *mut ibv_pd,
+    pub(super) device: &'d Device<'d>,
+    pub(super) pd: *mut ibv_pd,
 }
 
 impl Pd<'_> {
@@ -181,10 +214,12 @@ impl Pd<'_> {
     }
 
     /// `ibv_reg_dmabuf_mr`; without a descriptor it is the question whether there is such a path,
-    /// to which EBADF means yes.
+    /// to which EBADF means yes. `offset` is where in the buffer the MR begins, and `iova` what the
+    /// adapter calls that place; both must have the same offset in a page.
     pub fn register_dmabuf(
         &self,
         fd: Option<BorrowedFd<'_>>,
+        offset: u64,
         length: usize,
         iova: u64,
         access: Access,
@@ -193,7 +228,7 @@ impl Pd<'_> {
         let (fd, flags) = fd.map_or((-1, 0), |fd| (fd.as_raw_fd(), access.flags()));
         clear_errno();
         // SAFETY: takes numbers and a descriptor that is open or -1.
-        self.mr(unsafe { reg(self.pd, 0, length, iova, fd, flags) })
+        self.mr(unsafe { reg(self.pd, offset, length, iova, fd, flags) })
     }
 
     fn mr(&self, mr: *mut ibv_mr) -> Result<Mr<'_>, Errno> {

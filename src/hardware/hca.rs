@@ -9,7 +9,7 @@ use super::{
     PciAddress, PciPath, Roots, link_name, list_dir, pci_functions, read_hex, read_numa, read_trimmed, resolve,
     transport,
 };
-use crate::report::{Port, Transport};
+use crate::report::{Hca, Port, Transport};
 
 /// One RDMA device as sysfs shows it.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +38,71 @@ pub struct HcaFacts {
     pub node: Option<DeviceNode>,
     /// An adapter function that only manages NVLink (NVSwitch), and never carries data of GPUs.
     pub nvlink_management: bool,
+    /// It is elsewhere: in a pod's network namespace, or bound to vfio-pci. Ports are as last seen.
+    pub away: bool,
+}
+
+/// An adapter's PCI function without an RDMA device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BareFunction {
+    /// PCI address.
+    pub pci: PciAddress,
+    /// The kernel driver that is bound.
+    pub driver: Option<String>,
+    /// PCI vendor and device.
+    pub ids: Option<(u32, u32)>,
+    /// NUMA node.
+    pub numa: Option<u32>,
+    /// Its way up to the host bridge.
+    pub path: PciPath,
+}
+
+impl BareFunction {
+    /// The HCA that it was when it was last seen with its RDMA device.
+    fn as_known(&self, known: &Hca) -> HcaFacts {
+        HcaFacts {
+            name: known.name.clone(),
+            pci: Some(self.pci),
+            driver: self.driver.clone(),
+            ids: self.ids,
+            numa: self.numa,
+            path: self.path.clone(),
+            transport: known.transport,
+            ports: known.ports.clone(),
+            firmware: known.firmware.clone(),
+            vf_of: None,
+            node: None,
+            nvlink_management: false,
+            away: true,
+        }
+    }
+}
+
+/// Moves those that are elsewhere from the bare functions to the HCAs, as they were last seen.
+pub(super) fn recall(bare: &mut Vec<BareFunction>, hcas: &mut Vec<HcaFacts>, known: &[Hca], exclusive: bool) {
+    bare.retain(|function| {
+        let last = known.iter().find(|hca| hca.pci == Some(function.pci));
+        let Some(last) = last.filter(|_| is_elsewhere(function, exclusive)) else { return true };
+        hcas.push(function.as_known(last));
+        false
+    });
+    sort(hcas);
+}
+
+/// Bound for a virtual machine; or, where RDMA devices belong to one network namespace each, in another
+/// one than this.
+pub(super) fn is_elsewhere(function: &BareFunction, exclusive: bool) -> bool {
+    match function.driver.as_deref() {
+        Some(VFIO) => true,
+        Some(driver) => exclusive && RDMA_DRIVERS.contains(&driver),
+        None => false,
+    }
+}
+
+const VFIO: &str = "vfio-pci";
+
+fn sort(hcas: &mut [HcaFacts]) {
+    hcas.sort_by(|a, b| (a.pci.is_none(), a.pci, &a.name).cmp(&(b.pci.is_none(), b.pci, &b.name)));
 }
 
 /// `/dev/infiniband/uverbsN`.
@@ -69,11 +134,30 @@ impl HcaFacts {
     }
 }
 
+impl HcaFacts {
+    /// Which entry of a port's GID table RoCE goes by: of version 2 by its type, never index 0 by
+    /// habit; one with an IP address of the network rather than a link-local one.
+    #[must_use]
+    pub fn roce_gid(&self, roots: &Roots, port: u8) -> Option<u8> {
+        let dir = roots.sysfs.join("class/infiniband").join(&self.name).join("ports").join(port.to_string());
+        let mut of_version_2: Vec<u8> = list_dir(&dir.join("gid_attrs/types"))
+            .into_iter()
+            .filter(|index| read_trimmed(&dir.join("gid_attrs/types").join(index)).as_deref() == Some("RoCE v2"))
+            .filter_map(|index| index.parse().ok())
+            .collect();
+        of_version_2.sort_unstable();
+        let gid = |index: &u8| read_trimmed(&dir.join("gids").join(index.to_string())).unwrap_or_default();
+        let set: Vec<u8> =
+            of_version_2.into_iter().filter(|i| gid(i).bytes().any(|b| b.is_ascii_hexdigit() && b != b'0')).collect();
+        set.iter().find(|i| !gid(i).starts_with("fe80")).or_else(|| set.first()).copied()
+    }
+}
+
 /// All RDMA devices, by PCI address, software devices last.
 pub(super) fn discover(roots: &Roots) -> Vec<HcaFacts> {
     let class = roots.sysfs.join("class/infiniband");
     let mut all: Vec<_> = list_dir(&class).into_iter().map(|name| read(roots, &class, name)).collect();
-    all.sort_by(|a, b| (a.pci.is_none(), a.pci, &a.name).cmp(&(b.pci.is_none(), b.pci, &b.name)));
+    sort(&mut all);
     all
 }
 
@@ -102,6 +186,7 @@ fn read(roots: &Roots, class: &Path, name: String) -> HcaFacts {
         vf_of: function.as_ref().and_then(|f| link_name(&f.join("physfn"))?.parse().ok()),
         node: device_node(roots, &dir),
         nvlink_management: function.as_deref().is_some_and(is_nvlink_management),
+        away: false,
         driver,
         name,
     }
@@ -154,17 +239,30 @@ const RDMA_DRIVERS: &[&str] = &["mlx5_core", "mlx4_core", "efa"];
 
 /// `ConnectX` and EFA functions without an RDMA device: the driver is missing, still loading, or the
 /// device is elsewhere.
-pub(super) fn bare_functions(roots: &Roots, hcas: &[HcaFacts]) -> Vec<PciAddress> {
+pub(super) fn bare_functions(roots: &Roots, hcas: &[HcaFacts]) -> Vec<BareFunction> {
+    const MELLANOX: u32 = 0x15b3;
+    const AMAZON: u32 = 0x1d0f;
+    const NETWORK: u32 = 0x02;
+    const INFINIBAND: u32 = 0x0207;
     pci_functions(roots)
         .into_iter()
         .filter(|(_, address)| hcas.iter().all(|h| h.pci != Some(*address)))
-        .filter(|(dir, _)| {
+        .filter_map(|(dir, pci)| {
             let driver = link_name(&dir.join("driver"));
+            let ids = read_hex(&dir.join("vendor")).zip(read_hex(&dir.join("device")));
             let class = read_hex(&dir.join("class")).unwrap_or(0) >> 8;
-            let efa = (read_hex(&dir.join("vendor")), read_hex(&dir.join("device")).map(|d| d >> 4))
-                == (Some(0x1d0f), Some(0xefa));
-            driver.is_some_and(|d| RDMA_DRIVERS.contains(&d.as_str())) || class == 0x0207 || efa
+            let of_rdma = driver.as_deref().is_some_and(|d| RDMA_DRIVERS.contains(&d));
+            let of_vm = driver.as_deref() == Some(VFIO)
+                && class >> 8 == NETWORK
+                && ids.is_some_and(|(vendor, _)| vendor == MELLANOX);
+            let efa = ids.is_some_and(|(vendor, device)| vendor == AMAZON && device >> 4 == 0xefa);
+            (of_rdma || of_vm || efa || class == INFINIBAND).then(|| BareFunction {
+                pci,
+                driver,
+                ids,
+                numa: read_numa(&dir),
+                path: PciPath::parse(&resolve(&dir).unwrap_or_default()),
+            })
         })
-        .map(|(_, address)| address)
         .collect()
 }

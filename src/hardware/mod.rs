@@ -6,6 +6,7 @@ pub mod hca;
 pub mod nccl;
 pub mod pci;
 pub mod pcie;
+pub mod surroundings;
 pub mod topology;
 
 use std::{
@@ -18,12 +19,13 @@ use std::{
 use jiff::Timestamp;
 
 pub use gpu::GpuFacts;
-pub use hca::{DeviceNode, HcaFacts};
+pub use hca::{BareFunction, DeviceNode, HcaFacts};
 pub use nccl::{TopologyError, TopologyFile};
 pub use pci::{PciAddress, PciPath};
 pub use pcie::{Acs, Lanes, Link, PcieFacts, Platform};
+pub use surroundings::Surroundings;
 
-use crate::report::{Distance, TopologyKind, Transport};
+use crate::report::{Distance, Hca, TopologyKind, Transport};
 
 /// Where the machine's file systems are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +90,9 @@ pub struct Inventory {
     /// RDMA devices by PCI address, then name.
     pub hcas: Vec<HcaFacts>,
     /// PCI functions of RDMA adapters that have no RDMA device.
-    pub bare_functions: Vec<PciAddress>,
+    pub bare_functions: Vec<BareFunction>,
+    /// Whether an RDMA device belongs to one network namespace alone (`rdma-system(8)`, exclusive).
+    pub netns_exclusive: bool,
     /// How many PCI functions there are in all.
     pub functions: usize,
     /// The NVIDIA kernel module, when it is loaded.
@@ -124,7 +128,21 @@ impl Inventory {
             gpus,
             hcas,
             bare_functions,
+            netns_exclusive: read_trimmed(&roots.sysfs.join("module/ib_core/parameters/netns_mode")).as_deref()
+                == Some("N"),
         }
+    }
+
+    /// Takes HCAs that were here and are elsewhere now, in a pod or a virtual machine, for what they
+    /// were when they were last seen.
+    pub fn recall(&mut self, known: &[Hca]) {
+        hca::recall(&mut self.bare_functions, &mut self.hcas, known, self.netns_exclusive);
+    }
+
+    /// Whether there are adapters that are elsewhere, and were never seen here.
+    #[must_use]
+    pub fn has_strangers_elsewhere(&self) -> bool {
+        self.bare_functions.iter().any(|function| hca::is_elsewhere(function, self.netns_exclusive))
     }
 
     /// Whether names, ports, modules or functions differ from this inventory. Reads a file for each
@@ -132,16 +150,14 @@ impl Inventory {
     #[must_use]
     pub fn differs_at_a_glance(&self, roots: &Roots) -> bool {
         let mut names = list_dir(&roots.sysfs.join("class/infiniband"));
-        let mut known: Vec<_> = self.hcas.iter().map(|h| h.name.clone()).collect();
+        let here = || self.hcas.iter().filter(|h| !h.away);
+        let mut known: Vec<_> = here().map(|h| h.name.clone()).collect();
         names.sort();
         known.sort();
         let functions = list_dir(&roots.sysfs.join("bus/pci/devices")).len();
         names != known
             || functions != self.functions
-            || self
-                .hcas
-                .iter()
-                .any(|h| hca::port_states(roots, h) != h.ports.iter().map(|p| p.state.clone()).collect::<Vec<_>>())
+            || here().any(|h| hca::port_states(roots, h) != h.ports.iter().map(|p| p.state.clone()).collect::<Vec<_>>())
             || roots.procfs.join("driver/nvidia/version").exists() != self.nvidia.is_some()
             || peermem(roots) != self.peermem
             || roots.sysfs.join("class/infiniband_verbs").is_dir() != self.uverbs

@@ -4,12 +4,13 @@
 use std::{io, path::Path};
 
 use super::{
-    method::check_hca,
+    method::{Ready, check_hca},
     protocol::{GpuAnswer, Limits, Line, Plan, Step},
+    sandbox,
 };
 use crate::{
     ffi::{
-        cuda::{Attribute, Context, Cuda, CudaError, Device},
+        cuda::{Attribute, Context, Cuda, CudaError, Device, Memory},
         sys,
         verbs::Verbs,
     },
@@ -54,6 +55,11 @@ fn at(step: Step) -> impl Fn(CudaError) -> Halt {
 /// Carries out a plan. An error means that nobody listens any more.
 pub fn run(plan: &Plan, out: &mut dyn io::Write) -> io::Result<()> {
     let mut reporter = Reporter { out };
+    reporter.step(Step::Sandbox)?;
+    if let Err(error) = sandbox::enter(plan.own_dev.as_ref()) {
+        let code = error.raw_os_error().map(Code::errno);
+        return reporter.say(&Line::Stopped(Step::Sandbox, code, error.to_string()));
+    }
     reporter.say(&Line::Limits(limits()))?;
     match row(plan, &mut reporter) {
         Ok(()) => reporter.say(&Line::Done),
@@ -70,21 +76,30 @@ fn row(plan: &Plan, r: &mut Reporter<'_>) -> Result<(), Halt> {
     r.step(Step::Device)?;
     let device = find(&cuda, plan.gpu)?;
     r.step(Step::Attributes)?;
-    // An attribute that an older driver does not know (INVALID_VALUE) is one that it has not.
-    let has = |attribute| device.attribute(attribute).is_ok_and(|v| v != 0);
     let mut answer = GpuAnswer {
         cuda_version: cuda.version(),
-        gdr: Some(has(Attribute::GpuDirectRdma)),
-        dma_buf: Some(has(Attribute::DmaBuf) && cuda.can_export()),
+        gdr: Some(has(device, Attribute::GpuDirectRdma)?),
+        dma_buf: Some(has(device, Attribute::DmaBuf)? && cuda.can_export()),
         allocated: None,
     };
+    let coherent = has(device, Attribute::Integrated)? || has(device, Attribute::HostPageTables)?;
     r.say(&Line::Gpu(answer.clone()))?;
     r.step(Step::Context)?;
     let context = device.retain().map_err(at(Step::Context))?;
-    let coherent = has(Attribute::Integrated) || has(Attribute::HostPageTables);
     with_memory(plan, &context, coherent, &mut answer, r)?;
     r.step(Step::Release)?;
     context.release().map_err(at(Step::Release))
+}
+
+/// Whether a GPU has an attribute. One that an older driver does not know (`INVALID_VALUE`) it has
+/// not; any other error says nothing of the GPU.
+fn has(device: Device<'_>, attribute: Attribute) -> Result<bool, Halt> {
+    const INVALID_VALUE: u32 = 1;
+    match device.attribute(attribute) {
+        Ok(value) => Ok(value != 0),
+        Err(error) if error.number == INVALID_VALUE => Ok(false),
+        Err(error) => Err(at(Step::Attributes)(error)),
+    }
 }
 
 /// The GPU of the plan among those that CUDA shows, by PCI address.
@@ -129,11 +144,32 @@ fn with_memory(
     r.step(Step::LoadVerbs)?;
     let verbs =
         Verbs::load(Path::new("libibverbs.so.1")).map_err(|e| Halt::At(Step::LoadVerbs, None, e.to_string()))?;
+    let deep = deep(plan, context, r)?;
+    let ready = Ready { plan, verbs: &verbs, memory: &memory, deep: deep.as_ref(), gpu: answer, limits: limits() };
     for target in &plan.hcas {
-        check_hca(plan, target, &verbs, &memory, answer, r)?;
+        check_hca(&ready, target, r)?;
     }
     r.step(Step::Free)?;
+    if let Some(deep) = deep {
+        deep.free().map_err(at(Step::Free))?;
+    }
     memory.free().map_err(at(Step::Free))
+}
+
+/// What loopback transfers over. No memory to spare is no trouble: there is no loopback then.
+fn deep<'c>(plan: &Plan, context: &'c Context<'c>, r: &mut Reporter<'_>) -> Result<Option<Memory<'c>>, Halt> {
+    const OUT_OF_MEMORY: u32 = 2;
+    let Some(size) = plan.deep else { return Ok(None) };
+    r.step(Step::Alloc)?;
+    match context.alloc(size) {
+        Ok(memory) => {
+            r.step(Step::SyncMemops)?;
+            memory.sync_memops().map_err(at(Step::SyncMemops))?;
+            Ok(Some(memory))
+        }
+        Err(error) if error.number == OUT_OF_MEMORY => Ok(None),
+        Err(error) => Err(Halt::At(Step::Alloc, Some(error.into()), error.to_string())),
+    }
 }
 
 /// Where the loader took libcuda from, by `proc_pid_maps(5)`.
@@ -154,6 +190,8 @@ fn limits() -> Limits {
     Limits {
         memlock: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
         ipc_lock: effective >> CAP_IPC_LOCK & 1 == 1,
+        in_pod: std::env::var_os("KUBERNETES_SERVICE_HOST").is_some(),
+        nodes_allowed: status.lines().find_map(|line| Some(line.strip_prefix("Mems_allowed_list:")?.trim().to_owned())),
     }
 }
 

@@ -22,7 +22,7 @@ const PLACES: &[&str] = &[
 ];
 
 /// Where driver containers have their root, beneath the node's.
-const DRIVER_CONTAINER: &str = "run/nvidia/driver";
+pub const DRIVER_CONTAINER: &str = "run/nvidia/driver";
 
 const NAME: &str = "libcuda.so.1";
 

@@ -2,15 +2,20 @@
 
 use std::{collections::BTreeMap, future::Future, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
-use super::{Found, Plan, Row, Supervisor, find_libcuda, protocol::Target};
+use super::{
+    DRIVER_CONTAINER, Found, Plan, Row, Supervisor, find_libcuda,
+    loopback::Way,
+    protocol::Target,
+    sandbox::{OwnDev, nvidia_nodes},
+};
 use crate::{
     config::{Config, Driver},
-    hardware::{GpuFacts, HcaFacts, Inventory, Roots, TopologyFile},
+    hardware::{GpuFacts, HcaFacts, Inventory, PciAddress, Roots, Surroundings, TopologyFile},
     report::{Method, Transport},
 };
 
 /// A future that a machine answers with.
-pub type Answer<'a> = Pin<Box<dyn Future<Output = Row> + Send + 'a>>;
+pub type Answer<'a, T = Row> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What is to be tried with one GPU.
 #[derive(Debug, Clone)]
@@ -23,6 +28,8 @@ pub struct Task {
     pub methods: Vec<Method>,
     /// Bytes of GPU memory.
     pub size: usize,
+    /// Bytes of GPU memory to transfer over, when loopback is wanted.
+    pub deep: Option<usize>,
     /// For all of it.
     pub limit: Duration,
     /// Version of the NVIDIA kernel module.
@@ -37,6 +44,8 @@ pub trait Machine: Send + Sync {
     fn changed_since(&self, last: &Inventory) -> bool;
     /// Does it work; touches the devices, in a child.
     fn probe(&self, task: Task) -> Answer<'_>;
+    /// What is around its devices; `troubled`: with what only a failure is worth.
+    fn surroundings(&self, gpus: Vec<PciAddress>, troubled: bool) -> Answer<'_, Surroundings>;
     /// Whether it is made up.
     fn simulated(&self) -> bool;
     /// Keys of HCAs known to have been ACTIVE before the agent ever looked.
@@ -84,10 +93,25 @@ impl Machine for RealMachine {
                 gpu: task.gpu.pci,
                 libcuda: found.file.clone(),
                 size: task.size,
+                deep: task.deep,
+                // Of a machine made of files nothing is mounted.
+                own_dev: (self.roots.dev == Roots::default().dev).then(|| OwnDev {
+                    staging: PathBuf::new(),
+                    nvidia: nvidia_nodes(&found.file, &self.driver.root.join(DRIVER_CONTAINER)),
+                }),
                 methods: task.methods,
-                hcas: task.hcas.iter().map(target).collect(),
+                hcas: task.hcas.iter().map(|hca| target(hca, &self.roots)).collect(),
             };
             self.supervisor.probe(&plan, task.gpu.uuid.as_deref(), &found, task.limit).await
+        })
+    }
+
+    fn surroundings(&self, gpus: Vec<PciAddress>, troubled: bool) -> Answer<'_, Surroundings> {
+        let (roots, host) = (self.roots.clone(), self.driver.root.clone());
+        Box::pin(async move {
+            // kallsyms alone is ten megabytes.
+            let read = move || Surroundings::read(&roots, &host, &gpus, troubled);
+            tokio::task::spawn_blocking(read).await.unwrap_or_default()
         })
     }
 
@@ -104,9 +128,22 @@ impl Machine for RealMachine {
     }
 }
 
-fn target(hca: &HcaFacts) -> Target {
+fn target(hca: &HcaFacts, roots: &Roots) -> Target {
     let node: Option<PathBuf> = hca.node.as_ref().map(|n| n.path.clone());
-    Target { name: hca.name.clone(), node, efa: hca.transport == Transport::Efa }
+    Target { name: hca.name.clone(), node, efa: hca.transport == Transport::Efa, way: way(hca, roots) }
+}
+
+/// By the first ACTIVE port: its LID, or on Ethernet a GID of RoCE v2.
+fn way(hca: &HcaFacts, roots: &Roots) -> Way {
+    if matches!(hca.transport, Transport::Efa | Transport::Iwarp) {
+        return Way::NoRc;
+    }
+    let active = hca.ports.iter().find(|p| p.state == "ACTIVE").and_then(|p| u8::try_from(p.number).ok());
+    match active {
+        None => Way::PortDown,
+        Some(port) if hca.transport == Transport::Infiniband => Way::Route(port, None),
+        Some(port) => hca.roce_gid(roots, port).map_or(Way::NoGid, |gid| Way::Route(port, Some(gid))),
+    }
 }
 
 /// The rows of a check, by GPU.

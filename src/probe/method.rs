@@ -10,7 +10,9 @@ use std::{
 
 use super::{
     child::{Reporter, methods},
-    protocol::{GpuAnswer, Line, Plan, Step, Target},
+    loopback,
+    outcome::{is_unsupported, of_dmabuf, of_export, of_peermem},
+    protocol::{GpuAnswer, Limits, Line, Plan, Step, Target},
 };
 use crate::{
     ffi::{
@@ -18,40 +20,36 @@ use crate::{
         sys::Reservation,
         verbs::{Access, Device, Errno, Mr, MrFacts, Pd, Verbs},
     },
-    report::{Code, Method, MethodResult, Mr as ReportedMr, Outcome},
+    report::{Code, Loopback, Method, MethodResult, Mr as ReportedMr, Outcome},
 };
 
-/// Runs all methods of one HCA and says what came of each.
-pub(super) fn check_hca(
-    plan: &Plan,
-    target: &Target,
-    verbs: &Verbs,
-    memory: &Memory<'_>,
-    gpu: &GpuAnswer,
-    r: &mut Reporter<'_>,
-) -> io::Result<()> {
-    let mut hca = HcaCheck { target, memory, gpu, r, verdicts: Vec::new() };
-    let opened = hca.open(verbs)?;
-    match opened {
-        Err((step, code)) => {
-            for method in methods(plan) {
-                let result = result(Outcome::Unknown, Some(step), code.clone(), Duration::ZERO);
-                hca.verdicts.push((method, result));
-            }
-        }
-        Ok(device) => hca.with_device(plan, device)?,
+/// What a row has ready for each of its HCAs.
+pub(super) struct Ready<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) verbs: &'a Verbs,
+    /// What is registered.
+    pub(super) memory: &'a Memory<'a>,
+    /// What loopback transfers over, where it is wanted.
+    pub(super) deep: Option<&'a Memory<'a>>,
+    pub(super) gpu: &'a GpuAnswer,
+    pub(super) limits: Limits,
+}
+
+/// Runs all methods of one HCA and says what came of each, as soon as it is known: a later crash
+/// must not take it back.
+pub(super) fn check_hca(ready: &Ready<'_>, target: &Target, r: &mut Reporter<'_>) -> io::Result<()> {
+    let mut hca = HcaCheck { ready, target, memory: ready.memory, gpu: ready.gpu, r, verdicts: Vec::new() };
+    match hca.open(ready.verbs)? {
+        Err((step, code)) => hca.all_unknown(step, code.as_ref()),
+        Ok(device) => hca.with_device(device),
     }
-    let HcaCheck { verdicts, r, .. } = hca;
-    for (method, result) in verdicts {
-        r.say(&Line::Method(target.name.clone(), method, result))?;
-    }
-    Ok(())
 }
 
 /// A step that said no, with its code.
 type Refusal = (Step, Option<Code>);
 
 struct HcaCheck<'a, 'w> {
+    ready: &'a Ready<'a>,
     target: &'a Target,
     memory: &'a Memory<'a>,
     gpu: &'a GpuAnswer,
@@ -60,6 +58,19 @@ struct HcaCheck<'a, 'w> {
 }
 
 impl HcaCheck<'_, '_> {
+    fn conclude_method(&mut self, method: Method, result: MethodResult) -> io::Result<()> {
+        self.r.say(&Line::Method(self.target.name.clone(), method, result.clone()))?;
+        self.verdicts.push((method, result));
+        Ok(())
+    }
+
+    fn all_unknown(&mut self, step: Step, code: Option<&Code>) -> io::Result<()> {
+        for method in methods(self.ready.plan) {
+            self.conclude_method(method, result(Outcome::Unknown, Some(step), code.cloned(), Duration::ZERO))?;
+        }
+        Ok(())
+    }
+
     fn step(&mut self, step: Step) -> io::Result<()> {
         self.r.say(&Line::Step(step, Some(self.target.name.clone())))
     }
@@ -75,61 +86,63 @@ impl HcaCheck<'_, '_> {
         if let Err(error) = OpenOptions::new().read(true).write(true).open(node) {
             return Ok(Err((Step::OpenNode, error.raw_os_error().map(Code::errno))));
         }
+        self.step(Step::List)?;
+        let list = match verbs.list() {
+            Ok(list) => list,
+            Err(errno) => return Ok(Err((Step::List, Some(errno.into())))),
+        };
         self.step(Step::Open)?;
-        Ok(match verbs.open(&self.target.name) {
+        Ok(match list.open(&self.target.name) {
             Ok(Some(device)) => Ok(device),
             Ok(None) => Err((Step::List, None)),
             Err(errno) => Err((Step::Open, Some(errno.into()))),
         })
     }
 
-    fn with_device(&mut self, plan: &Plan, device: Device<'_>) -> io::Result<()> {
+    fn with_device(&mut self, device: Device<'_>) -> io::Result<()> {
         self.step(Step::Pd)?;
         match device.alloc_pd() {
-            Err(errno) => {
-                for method in methods(plan) {
-                    self.verdicts
-                        .push((method, result(Outcome::Unknown, Some(Step::Pd), Some(errno.into()), Duration::ZERO)));
-                }
-            }
+            Err(errno) => self.all_unknown(Step::Pd, Some(&errno.into()))?,
             Ok(pd) => {
-                for method in methods(plan) {
+                for method in methods(self.ready.plan) {
                     let verdict = match method {
                         Method::DmaBuf => self.dma_buf(&pd)?,
                         Method::Peermem => self.peermem(&pd)?,
                     };
-                    self.verdicts.push((method, verdict));
+                    self.conclude_method(method, verdict)?;
                 }
-                self.step(Step::Close)?;
-                self.cleaned_up(pd.dealloc());
+                self.step(Step::DeallocPd)?;
+                self.cleaned_up(Step::DeallocPd, pd.dealloc())?;
             }
         }
+        self.step(Step::Close)?;
         let closed = device.close();
-        self.cleaned_up(closed);
-        Ok(())
+        self.cleaned_up(Step::Close, closed)
     }
 
     /// A clean-up that fails leaves something behind, so nothing of this HCA counts as verified.
-    fn cleaned_up(&mut self, result_of_close: Result<(), Errno>) {
-        if let Err(errno) = result_of_close {
-            for (_, verdict) in self.verdicts.iter_mut().filter(|(_, v)| v.outcome == Outcome::Verified) {
-                *verdict = result(
-                    Outcome::Unknown,
-                    Some(Step::Close),
-                    Some(errno.into()),
-                    Duration::from_micros(verdict.duration_us),
-                );
+    fn cleaned_up(&mut self, step: Step, done: Result<(), Errno>) -> io::Result<()> {
+        let Err(errno) = done else { return Ok(()) };
+        for (method, verdict) in &mut self.verdicts {
+            if verdict.outcome == Outcome::Verified {
+                let took = Duration::from_micros(verdict.duration_us);
+                *verdict = result(Outcome::Unknown, Some(step), Some(errno.into()), took);
+                self.r.say(&Line::Method(self.target.name.clone(), *method, verdict.clone()))?;
             }
         }
+        Ok(())
     }
 
     /// Asks with descriptor -1 whether there is such a path, exports, registers, verifies, and
     /// tries a range past the buffer's end, which must be refused.
     fn dma_buf(&mut self, pd: &Pd<'_>) -> io::Result<MethodResult> {
         let start = Instant::now();
+        if !self.ready.verbs.has_dmabuf() {
+            return Ok(result(Outcome::Unsupported, Some(Step::LoadVerbs), None, start.elapsed()));
+        }
         self.step(Step::RegDmabuf)?;
-        if let Err(errno @ Errno(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)) =
-            pd.register_dmabuf(None, 0, 0, Access::Read)
+        if let Err(errno) = pd.register_dmabuf(None, 0, 0, 0, Access::Read)
+            && is_unsupported(errno)
         {
             return Ok(result(Outcome::Unsupported, Some(Step::RegDmabuf), Some(errno.into()), start.elapsed()));
         }
@@ -140,26 +153,26 @@ impl HcaCheck<'_, '_> {
         let fd = match self.memory.export() {
             Ok(fd) => fd,
             Err(error) => {
-                let outcome = if error.number == 801 { Outcome::Unsupported } else { Outcome::Failed };
-                return Ok(result(outcome, Some(Step::Export), Some(error.into()), start.elapsed()));
+                return Ok(result(of_export(error.number), Some(Step::Export), Some(error.into()), start.elapsed()));
             }
         };
         self.step(Step::RegDmabuf)?;
         let address = self.memory.address();
         let size = self.memory.size();
-        let mr = self.register(|access| pd.register_dmabuf(Some(fd.as_fd()), size, address, access));
+        let mr = self.register(|access| pd.register_dmabuf(Some(fd.as_fd()), 0, size, address, access));
         let mr = match mr {
             Ok(mr) => mr,
             Err(errno) => {
-                return Ok(result(Outcome::Failed, Some(Step::RegDmabuf), Some(errno.into()), start.elapsed()));
+                return Ok(result(of_dmabuf(errno), Some(Step::RegDmabuf), Some(errno.into()), start.elapsed()));
             }
         };
         // libibverbs sets `addr` to the offset, which is 0 here.
         let facts = self.verify(pd, &mr, None)?;
         self.step(Step::Control)?;
-        let control = pd.register_dmabuf(Some(fd.as_fd()), size + (1 << 20), address, Access::Read);
+        let control = pd.register_dmabuf(Some(fd.as_fd()), 0, size + (1 << 20), address, Access::Read);
         let refused = matches!(control, Err(Errno(libc::EINVAL)));
-        self.conclude(facts, control, refused, mr, start)
+        let loopback = self.loopback_over_dmabuf(pd)?;
+        self.conclude(Seen { facts, control, refused, loopback }, mr, start)
     }
 
     /// Registers the device pointer, verifies, and tries a reservation that nobody may touch, which
@@ -175,8 +188,7 @@ impl HcaCheck<'_, '_> {
         let mr = match self.register(|access| pd.register(address, size, access)) {
             Ok(mr) => mr,
             Err(errno) => {
-                // EPERM is can_do_mlock() in the kernel's umem.c: a limit of this process.
-                let outcome = if errno.0 == libc::EPERM { Outcome::Unknown } else { Outcome::Failed };
+                let outcome = of_peermem(errno, &self.ready.limits, size as u64);
                 return Ok(result(outcome, Some(Step::RegMr), Some(errno.into()), start.elapsed()));
             }
         };
@@ -185,7 +197,42 @@ impl HcaCheck<'_, '_> {
         let reservation = Reservation::new(size)?;
         let control = pd.register(reservation.address(), size, Access::Read);
         let refused = matches!(control, Err(Errno(libc::EFAULT)));
-        self.conclude(facts, control, refused, mr, start)
+        let loopback = match self.ready.deep {
+            None => self.no_loopback(),
+            Some(deep) => Some(self.loopback(pd, deep, &|offset, length| {
+                pd.register(deep.address() + offset, length, Access::ReadWrite)
+            })?),
+        };
+        self.conclude(Seen { facts, control, refused, loopback }, mr, start)
+    }
+
+    fn loopback_over_dmabuf(&mut self, pd: &Pd<'_>) -> io::Result<Option<Loopback>> {
+        let Some(deep) = self.ready.deep else { return Ok(self.no_loopback()) };
+        self.step(Step::Export)?;
+        let fd = match deep.export() {
+            Ok(fd) => fd,
+            Err(error) => {
+                return Ok(Some(loopback::bare(Outcome::Unknown, Some(error.into()))));
+            }
+        };
+        let register = |offset, length| {
+            pd.register_dmabuf(Some(fd.as_fd()), offset, length, deep.address() + offset, Access::ReadWrite)
+        };
+        self.loopback(pd, deep, &register).map(Some)
+    }
+
+    /// Not wanted, or the GPU has no memory to spare for it.
+    fn no_loopback(&self) -> Option<Loopback> {
+        self.ready.plan.deep.map(|_| loopback::bare(Outcome::Skipped, None))
+    }
+
+    fn loopback<'p>(
+        &mut self,
+        pd: &'p Pd<'p>,
+        deep: &Memory<'_>,
+        register: loopback::Register<'p, '_>,
+    ) -> io::Result<Loopback> {
+        loopback::run(pd, self.target.way, &self.target.name, deep, register, self.r)
     }
 
     /// EFA without RDMA write refuses remote writes; reads are then all it can do.
@@ -214,34 +261,43 @@ impl HcaCheck<'_, '_> {
     }
 
     /// Deregisters, before the memory is freed, and draws the conclusion.
-    fn conclude(
-        &mut self,
-        facts: Result<MrFacts, MrFacts>,
-        control: Result<Mr<'_>, Errno>,
-        refused: bool,
-        mr: Mr<'_>,
-        start: Instant,
-    ) -> io::Result<MethodResult> {
+    fn conclude(&mut self, seen: Seen<'_>, mr: Mr<'_>, start: Instant) -> io::Result<MethodResult> {
         self.step(Step::Dereg)?;
-        let control_code = control.as_ref().err().map(|e| (*e).into());
-        drop(control);
+        let control_code = seen.control.as_ref().err().map(|e| (*e).into());
+        drop(seen.control);
         let deregistered = mr.deregister();
-        let elapsed = start.elapsed();
-        let mut verdict = match (facts, deregistered) {
-            (_, Err(errno)) => result(Outcome::Unknown, Some(Step::Dereg), Some(errno.into()), elapsed),
-            (Err(_), Ok(())) => result(Outcome::Unknown, Some(Step::Verify), None, elapsed),
-            (Ok(_), Ok(())) if !refused => result(Outcome::Unknown, Some(Step::Control), control_code, elapsed),
-            (Ok(_), Ok(())) => result(Outcome::Verified, None, None, elapsed),
+        let failed = seen.loopback.as_ref().filter(|l| l.outcome == Outcome::Failed);
+        let (outcome, step, code) = match (&seen.facts, deregistered, failed) {
+            (_, Err(errno), _) => (Outcome::Unknown, Some(Step::Dereg), Some(errno.into())),
+            (Err(_), ..) => (Outcome::Unknown, Some(Step::Verify), None),
+            _ if !seen.refused => (Outcome::Unknown, Some(Step::Control), control_code),
+            (.., Some(loopback)) => {
+                let step = if loopback.write == Outcome::Failed { Step::Write } else { Step::Read };
+                (Outcome::Failed, Some(step), loopback.code.clone())
+            }
+            _ => (Outcome::Verified, None, None),
         };
-        let (Ok(facts) | Err(facts)) = facts;
+        let mut verdict = result(outcome, step, code, start.elapsed());
+        let (Ok(facts) | Err(facts)) = seen.facts;
         verdict.mr = Some(ReportedMr {
             addr: format!("{:#x}", facts.addr),
             length: facts.length,
             lkey: format!("{:#x}", facts.lkey),
             rkey: format!("{:#x}", facts.rkey),
         });
+        verdict.loopback = seen.loopback;
         Ok(verdict)
     }
+}
+
+/// What was seen of an MR before it is deregistered.
+struct Seen<'p> {
+    /// What it says of itself: right, or wrong.
+    facts: Result<MrFacts, MrFacts>,
+    /// What the negative control answered, and whether that is the refusal it must be.
+    control: Result<Mr<'p>, Errno>,
+    refused: bool,
+    loopback: Option<Loopback>,
 }
 
 fn result(outcome: Outcome, step: Option<Step>, code: Option<Code>, elapsed: Duration) -> MethodResult {
@@ -251,5 +307,6 @@ fn result(outcome: Outcome, step: Option<Step>, code: Option<Code>, elapsed: Dur
         code,
         duration_us: u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX),
         mr: None,
+        loopback: None,
     }
 }

@@ -6,12 +6,15 @@
 pub mod child;
 mod library;
 mod lock;
+pub mod loopback;
 mod machine;
 mod method;
+pub mod outcome;
 pub mod protocol;
+pub mod sandbox;
 pub mod supervisor;
 
-pub use library::{Found, find_libcuda};
+pub use library::{DRIVER_CONTAINER, Found, find_libcuda};
 pub(crate) use lock::lock_within;
 pub use machine::{Answer, Machine, RealMachine, Rows, Task};
 pub use protocol::{GpuAnswer, HcaAnswer, Limits, Plan, Row, Step};

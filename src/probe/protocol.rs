@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::{loopback::Way, sandbox::OwnDev};
 use crate::{
     hardware::PciAddress,
     report::{Code, Method, MethodResult},
@@ -21,8 +22,12 @@ pub struct Plan {
     pub size: usize,
     /// The methods to try.
     pub methods: Vec<Method>,
+    /// Bytes of GPU memory to transfer over, when loopback is wanted.
+    pub deep: Option<usize>,
     /// The HCAs.
     pub hcas: Vec<Target>,
+    /// What of `/dev` it shall see; none: what there is.
+    pub own_dev: Option<OwnDev>,
 }
 
 /// One HCA of a plan.
@@ -34,6 +39,8 @@ pub struct Target {
     pub node: Option<PathBuf>,
     /// Whether it is EFA, which may refuse remote writes.
     pub efa: bool,
+    /// How loopback can go over it.
+    pub way: Way,
 }
 
 /// A step that can fail or hang. Its name is what reports and messages show.
@@ -45,6 +52,12 @@ pub enum Step {
     /// The child has not said anything yet.
     #[serde(rename = "start")]
     Start,
+    /// An earlier step of the row took all the time, or its child.
+    #[serde(rename = "not reached")]
+    NotReached,
+    /// Giving up what it does not need.
+    #[serde(rename = "sandbox")]
+    Sandbox,
     /// Waiting for the GPU's lock.
     #[serde(rename = "lock")]
     Lock,
@@ -105,10 +118,22 @@ pub enum Step {
     /// The negative control.
     #[serde(rename = "control")]
     Control,
+    /// Connecting two queue pairs, and a transfer from host memory to host memory.
+    #[serde(rename = "loopback connect")]
+    Connect,
+    /// RDMA WRITE from host memory to GPU memory.
+    #[serde(rename = "loopback write")]
+    Write,
+    /// RDMA READ from GPU memory to host memory.
+    #[serde(rename = "loopback read")]
+    Read,
     /// `ibv_dereg_mr`.
     #[serde(rename = "ibv_dereg_mr")]
     Dereg,
-    /// Deallocating the PD and closing the HCA.
+    /// `ibv_dealloc_pd`.
+    #[serde(rename = "ibv_dealloc_pd")]
+    DeallocPd,
+    /// `ibv_close_device`.
     #[serde(rename = "ibv_close_device")]
     Close,
     /// `cuMemFree`.
@@ -122,6 +147,15 @@ pub enum Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
+    }
+}
+
+impl std::str::FromStr for Step {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        use serde::de::{IntoDeserializer, value::Error};
+        Self::deserialize(IntoDeserializer::<Error>::into_deserializer(text)).map_err(|e| e.to_string())
     }
 }
 
@@ -144,12 +178,16 @@ pub enum Line {
 }
 
 /// What the child's sandbox lets it do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Limits {
     /// `RLIMIT_MEMLOCK` in bytes; none: unlimited.
     pub memlock: Option<u64>,
     /// Whether `CAP_IPC_LOCK` is effective.
     pub ipc_lock: bool,
+    /// Whether it runs in a pod, whose limits are other pods' too.
+    pub in_pod: bool,
+    /// NUMA nodes that it may allocate on (`Mems_allowed_list` in `proc_pid_status(5)`).
+    pub nodes_allowed: Option<String>,
 }
 
 /// What was learned of the GPU.
@@ -179,10 +217,11 @@ pub struct Row {
     pub gpu: GpuAnswer,
     /// What the sandbox lets a child do.
     pub limits: Option<Limits>,
-    /// By name of the HCA; complete when the row was not stopped.
+    /// By name of the HCA; complete.
     pub hcas: BTreeMap<String, HcaAnswer>,
-    /// The step at which the whole row ended too early.
-    pub stopped: Option<Stopped>,
+    /// Where its children ended too early: at an HCA, after which another one goes on with the next,
+    /// or for good.
+    pub stops: Vec<Stopped>,
     /// Where libcuda was found, or the places that were tried.
     pub libcuda: Vec<PathBuf>,
     /// What libraries wrote to stderr.

@@ -54,26 +54,39 @@ impl Supervisor {
         self.stuck.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Runs one child to its end, or to its deadline.
+    /// Runs a GPU's row to its end, or to its deadline.
     pub async fn probe(&self, plan: &Plan, uuid: Option<&str>, found: &Found, limit: Duration) -> Row {
         let mut row = Row { libcuda: found.tried.clone(), ..Row::default() };
         let stuck_at = self.stuck.lock().unwrap_or_else(PoisonError::into_inner).get(&plan.gpu).copied();
         if let Some(step) = stuck_at {
-            row.stop(
-                step,
-                None,
-                End::TimedOut,
-                "an earlier child of this GPU is still stuck in the kernel at this step",
-            );
-            row.fill(plan);
-            return row;
-        }
-        match self.lock(plan.gpu, limit).await {
-            Err(detail) => row.stop(Step::Lock, None, End::TimedOut, detail),
-            Ok(_lock) => self.run_child(plan, uuid, found, limit, &mut row).await,
+            let detail = "an earlier child of this GPU is still stuck in the kernel at this step";
+            row.stop(step, None, End::TimedOut, detail);
+        } else {
+            match self.lock(plan.gpu, limit).await {
+                Err(detail) => row.stop(Step::Lock, None, End::TimedOut, detail),
+                Ok(_lock) => self.run_children(plan, uuid, found, limit, &mut row).await,
+            }
         }
         row.fill(plan);
         row
+    }
+
+    /// One child as a rule; where it falls at an HCA, another one goes on with the next: a provider's
+    /// crash, or an HCA that never answers, must not take those behind it along.
+    async fn run_children(&self, plan: &Plan, uuid: Option<&str>, found: &Found, limit: Duration, row: &mut Row) {
+        let end = Instant::now() + limit;
+        let mut rest = plan.clone();
+        loop {
+            let before = row.stops.len();
+            self.run_child(&rest, uuid, found, end.saturating_duration_since(Instant::now()), row).await;
+            let fell_at = row.stops.get(before).and_then(|stop| stop.hca.clone());
+            let Some(at) = rest.hcas.iter().position(|target| Some(&target.name) == fell_at.as_ref()) else { return };
+            rest.hcas.drain(..=at);
+            let stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&plan.gpu);
+            if stuck || rest.hcas.is_empty() || Instant::now() >= end {
+                return;
+            }
+        }
     }
 
     /// The GPU's lock; without a writable folder there is none to take, and nobody to meet.
@@ -109,6 +122,13 @@ impl Supervisor {
         if !injected && let Err(error) = link_folder(&found.file, &links.0) {
             tracing::warn!(%error, libcuda = %found.file.display(), "can't link the driver's libraries");
         }
+        let mut plan = plan.clone();
+        if let Some(own) = &mut plan.own_dev {
+            own.staging.clone_from(&no_mps.0.join("dev"));
+            if let Err(error) = std::fs::create_dir(&own.staging) {
+                return row.not_started(&error);
+            }
+        }
         let command = command(uuid, &no_mps.0, (!injected).then_some(links.0.as_path()));
         let mut child = match command.and_then(|mut c| c.spawn()) {
             Ok(child) => child,
@@ -117,13 +137,13 @@ impl Supervisor {
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let complaints = tokio::spawn(collect(stderr));
         if let Some(mut stdin) = stdin {
-            let text = serde_json::to_vec(plan).unwrap_or_default();
+            let text = serde_json::to_vec(&plan).unwrap_or_default();
             // A child that died already shows in its exit status.
             let _ = stdin.write_all(&text).await;
         }
         let at = listen(stdout, limit, row).await;
         if let Some(status) = finish(&mut child).await {
-            if row.stopped.is_none() && !at.done {
+            if !at.stopped && !at.done {
                 let end = if at.late { End::TimedOut } else { End::Died(death(status)) };
                 row.stop(at.step, at.hca, end, "");
             }
@@ -134,7 +154,7 @@ impl Supervisor {
             self.wait_for_the_stuck(plan.gpu, child, (links, no_mps));
         }
         if let Ok(Ok(lines)) = timeout(Duration::from_millis(200), complaints).await {
-            row.stderr = lines;
+            row.stderr.extend(lines);
         }
     }
 
@@ -171,7 +191,7 @@ fn command(uuid: Option<&str>, no_mps: &Path, libraries: Option<&Path>) -> std::
         let path = std::iter::once(libraries.to_owned()).chain(std::env::split_paths(&inherited));
         command.env("LD_LIBRARY_PATH", std::env::join_paths(path).map_err(std::io::Error::other)?);
     }
-    sys::die_with_parent(&mut command);
+    sys::contain(&mut command);
     Ok(command)
 }
 
@@ -180,11 +200,13 @@ struct At {
     step: Step,
     hca: Option<String>,
     late: bool,
+    /// It said itself why it could not go on.
+    stopped: bool,
     done: bool,
 }
 
 async fn listen(stdout: Option<impl AsyncRead + Unpin>, limit: Duration, row: &mut Row) -> At {
-    let mut at = At { step: Step::Start, hca: None, late: false, done: false };
+    let mut at = At { step: Step::Start, hca: None, late: false, stopped: false, done: false };
     let Some(stdout) = stdout else { return at };
     let mut lines = BufReader::new(stdout).lines();
     let end = Instant::now() + limit;
@@ -203,7 +225,10 @@ async fn listen(stdout: Option<impl AsyncRead + Unpin>, limit: Duration, row: &m
             Ok(Line::Method(hca, method, result)) => {
                 row.hcas.entry(hca).or_default().methods.insert(method, result);
             }
-            Ok(Line::Stopped(step, code, detail)) => row.stop(step, None, End::Refused(code), detail),
+            Ok(Line::Stopped(step, code, detail)) => {
+                at.stopped = true;
+                row.stop(step, None, End::Refused(code), detail);
+            }
             Ok(Line::Done) => at.done = true,
             // A library that writes to stdout; it is no answer of ours.
             Err(_) => row.stderr.push(text),
@@ -244,27 +269,33 @@ async fn collect(stderr: Option<impl AsyncRead + Unpin>) -> Vec<String> {
 
 impl Row {
     fn stop(&mut self, step: Step, hca: Option<String>, end: End, detail: impl Into<String>) {
-        self.stopped = Some(Stopped { step, hca, end, detail: detail.into() });
+        self.stops.push(Stopped { step, hca, end, detail: detail.into() });
     }
 
     fn not_started(&mut self, error: &std::io::Error) {
         self.stop(Step::Spawn, None, End::Refused(error.raw_os_error().map(Code::errno)), error.to_string());
     }
 
-    /// Gives every pair of the plan its result: what a row that ended too early left out has the
-    /// step at which it ended.
+    /// Gives every pair of the plan its result: what a child that ended too early left out has the
+    /// step at which it ended, or was not reached.
     fn fill(&mut self, plan: &Plan) {
-        let outcome = self.stopped.as_ref().map_or(Outcome::Unknown, Stopped::outcome);
         for target in &plan.hcas {
+            let own = self.stops.iter().find(|stop| stop.hca.as_deref() == Some(&target.name));
+            let stop = own.or_else(|| self.stops.last());
+            let result = MethodResult {
+                outcome: stop.map_or(Outcome::Unknown, Stopped::outcome),
+                step: stop.map(|stop| {
+                    let reached = stop.hca.as_deref().is_none_or(|hca| hca == target.name);
+                    if reached { stop.step } else { Step::NotReached }.to_string()
+                }),
+                code: stop.and_then(|stop| stop.end.code()),
+                duration_us: 0,
+                mr: None,
+                loopback: None,
+            };
             let answers = &mut self.hcas.entry(target.name.clone()).or_default().methods;
             for method in &plan.methods {
-                answers.entry(*method).or_insert_with(|| MethodResult {
-                    outcome,
-                    step: self.stopped.as_ref().map(|s| s.step.to_string()),
-                    code: self.stopped.as_ref().and_then(|s| s.end.code()),
-                    duration_us: 0,
-                    mr: None,
-                });
+                answers.entry(*method).or_insert_with(|| result.clone());
             }
         }
     }

@@ -29,6 +29,31 @@ impl Code {
         Self { name, number: i64::from(number) }
     }
 
+    /// The status of a work completion (`enum ibv_wc_status`).
+    #[must_use]
+    pub fn completion(status: u32) -> Self {
+        let name = COMPLETION_NAMES.iter().find(|(n, _)| *n == status).map_or("IBV_WC_ERR", |(_, name)| name);
+        Self { name: name.to_owned(), number: i64::from(status) }
+    }
+
+    /// The status of a work completion, unless it is something else.
+    #[must_use]
+    pub fn as_completion(&self) -> Option<i64> {
+        self.name.starts_with("IBV_WC_").then_some(self.number)
+    }
+
+    /// Bytes that arrived wrong, the first of them at this offset.
+    #[must_use]
+    pub fn differs_at(offset: u64) -> Self {
+        Self { name: "BYTES_DIFFER_AT".to_owned(), number: i64::try_from(offset).unwrap_or(i64::MAX) }
+    }
+
+    /// Whether it is bytes that arrived wrong.
+    #[must_use]
+    pub fn is_difference(&self) -> bool {
+        self.name == "BYTES_DIFFER_AT"
+    }
+
     /// The signal that ended a child.
     #[must_use]
     pub fn signal(number: i32) -> Self {
@@ -118,6 +143,23 @@ const ERRNO_NAMES: &[(i32, &str)] = &[
     (111, "ECONNREFUSED"),
     // A kernel-internal number that some drivers let through to user space.
     (524, "ENOTSUPP"),
+];
+
+/// `infiniband/verbs.h`: those that an RC transfer within one adapter can end with.
+const COMPLETION_NAMES: &[(u32, &str)] = &[
+    (1, "IBV_WC_LOC_LEN_ERR"),
+    (2, "IBV_WC_LOC_QP_OP_ERR"),
+    (4, "IBV_WC_LOC_PROT_ERR"),
+    (5, "IBV_WC_WR_FLUSH_ERR"),
+    (8, "IBV_WC_LOC_ACCESS_ERR"),
+    (9, "IBV_WC_REM_INV_REQ_ERR"),
+    (10, "IBV_WC_REM_ACCESS_ERR"),
+    (11, "IBV_WC_REM_OP_ERR"),
+    (12, "IBV_WC_RETRY_EXC_ERR"),
+    (13, "IBV_WC_RNR_RETRY_EXC_ERR"),
+    (19, "IBV_WC_FATAL_ERR"),
+    (20, "IBV_WC_RESP_TIMEOUT_ERR"),
+    (21, "IBV_WC_GENERAL_ERR"),
 ];
 
 #[cfg(test)]

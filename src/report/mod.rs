@@ -140,6 +140,9 @@ pub struct Hca {
     pub vendor: Option<String>,
     /// NUMA node; `null` when the kernel does not know it.
     pub numa: Option<u32>,
+    /// Firmware version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub firmware: Option<String>,
     /// What runs on its wire.
     pub transport: Transport,
     /// What part it plays.
@@ -301,13 +304,16 @@ pub struct MethodResult {
     /// The memory region that was registered (and is gone again).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mr: Option<Mr>,
+    /// The proof by transfer, where it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loopback: Option<Loopback>,
 }
 
 impl MethodResult {
     /// An outcome that no step of the method decided.
     #[must_use]
     pub fn bare(outcome: Outcome, step: Option<&str>) -> Self {
-        Self { outcome, step: step.map(str::to_owned), code: None, duration_us: 0, mr: None }
+        Self { outcome, step: step.map(str::to_owned), code: None, duration_us: 0, mr: None, loopback: None }
     }
 }
 
@@ -325,6 +331,23 @@ pub enum Outcome {
     Skipped,
     /// Not known: a timeout, a crash, or a fault of the agent's own sandbox.
     Unknown,
+}
+
+/// The proof by transfer: what came of RDMA between host and GPU memory within one HCA.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Loopback {
+    /// Both directions together.
+    pub outcome: Outcome,
+    /// RDMA WRITE, host to GPU.
+    pub write: Outcome,
+    /// RDMA READ, GPU to host.
+    pub read: Outcome,
+    /// How many bytes arrived right, in both directions together.
+    pub bytes: u64,
+    /// What ended it: an errno, a `CUresult`, a completion's status, or where bytes differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<Code>,
 }
 
 /// A memory region, as the seed's check prints it.

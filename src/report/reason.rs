@@ -44,6 +44,8 @@ reasons! {
     UverbsPermission,
     /// libibverbs, or its provider for this HCA, is missing or too old.
     ProviderMissing,
+    /// libibverbs is older than dma-buf registration.
+    RdmaCoreTooOld,
     /// No kernel driver for the GPU, or no libcuda.
     DriverAbsent,
     /// libcuda and the kernel module are of different versions.
@@ -66,10 +68,72 @@ reasons! {
     GpusBusySinceBoot,
     /// The NVSwitch fabric manager is not up.
     FabricManagerDown,
+    /// libcuda is a toolkit's stub.
+    StubLibrary,
+    /// A forward-compatibility libcuda on a GPU or driver that does not take it.
+    CompatLibrary,
+    /// An MPS server keeps the GPU, and can't be reached.
+    MpsUnreachable,
     /// Some other failure inside CUDA.
     CudaFailed,
+    /// The HCA went away, or its driver was reloaded, during the check.
+    HcaGone,
+    /// The HCA does not answer its driver.
+    HcaNotAnswering,
+    /// No room for another context, PD or queue on the HCA.
+    HcaOutOfResources,
+    /// Some other failure inside verbs.
+    VerbsFailed,
+    /// The kernel or the GPU has no peer-memory path.
+    PeermemUnsupported,
+    /// The proof by transfer could not be tried.
+    LoopbackImpossible,
+    /// A RoCE port has no address to go by.
+    NoUsableGid,
+    /// The registration works, and a transfer over it is refused.
+    TransferRefused,
+    /// A transfer completes, and the bytes are not those that were sent.
+    TransferCorrupt,
     /// `nvidia_peermem` is not loaded.
     PeermemNotLoaded,
+    /// The kernel has no peer-memory interface, so that `nvidia_peermem` can't be loaded.
+    KernelLacksPeerMemory,
+    /// `nvidia_peermem` is not on this node.
+    PeermemModuleMissing,
+    /// `nvidia_peermem` was built for another OFED.
+    PeermemSymbolMismatch,
+    /// `nv_peer_mem`, the forerunner, is loaded.
+    LegacyNvPeerMem,
+    /// `efa_nv_peermem` is not loaded.
+    EfaPeermemMissing,
+    /// `nvidia_peermem` has lost track of its mappings.
+    PeermemInvalidContext,
+    /// BAR1 of the GPU has no room.
+    Bar1Exhausted,
+    /// The kernel is built without `CONFIG_PCI_P2PDMA`.
+    KernelWithoutP2pdma,
+    /// The kernel is built without `CONFIG_INFINIBAND_ON_DEMAND_PAGING`.
+    KernelWithoutOdp,
+    /// The platform gives GPU and HCA no way to each other.
+    NoPeerToPeerPath,
+    /// The NVIDIA driver does not map other devices' memory through the IOMMU.
+    PeerMmioUnmapped,
+    /// The kernel refuses the NVIDIA module's signature.
+    UnsignedModule,
+    /// The RDMA half of the network driver is not on this node.
+    RdmaModuleMissing,
+    /// libibverbs and its provider are not of one source.
+    ProviderAbiMismatch,
+    /// This container may not use the NUMA nodes of GPU memory.
+    CpusetHidesGpuMemory,
+    /// Pods here start with a small locked-memory limit.
+    PodsMemlockLow,
+    /// A folder that older NCCL looks for is not there.
+    MemoryPeersAbsent,
+    /// This driver can crash when a mapping is taken away.
+    OldDriverP2pRace,
+    /// Large mappings can fault with this driver on this kernel.
+    LargeMappingFault,
     /// `nvidia_peermem` is loaded, and the registration is refused.
     PeermemRefused,
     /// The provider or the kernel has no dma-buf registration.
@@ -88,6 +152,8 @@ reasons! {
     MrMismatch,
     /// A step took longer than its deadline.
     ProbeTimeout,
+    /// The probe's process could not be started.
+    ProbeNotStarted,
     /// The probe's process died.
     ProbeCrashed,
     /// A port that was ACTIVE is not.

@@ -13,7 +13,7 @@ pub use profile::{Fault, Profile, ProfileError};
 pub use profiles::NAMES;
 
 use crate::{
-    hardware::{Inventory, TopologyFile},
+    hardware::{Inventory, PciAddress, Surroundings, TopologyFile},
     probe::{Answer, Machine, Row, Task},
 };
 
@@ -91,6 +91,10 @@ impl Machine for SimulatedMachine {
     fn probe(&self, task: Task) -> Answer<'_> {
         let row: Row = self.profile().row(&task);
         Box::pin(std::future::ready(row))
+    }
+
+    fn surroundings(&self, _: Vec<PciAddress>, _: bool) -> Answer<'_, Surroundings> {
+        Box::pin(std::future::ready(Surroundings::default()))
     }
 
     fn simulated(&self) -> bool {

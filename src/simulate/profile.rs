@@ -12,7 +12,7 @@ use super::profiles::{self, NAMES};
 use crate::{
     hardware::{Inventory, PciAddress},
     probe::{GpuAnswer, HcaAnswer, Limits, Row, Step, Task},
-    report::{API_VERSION, Code, Method, MethodResult, Mr, Outcome},
+    report::{API_VERSION, Code, Loopback, Method, MethodResult, Mr, Outcome},
 };
 
 /// A profile file.
@@ -151,6 +151,13 @@ impl Profile {
                     Method::Peermem if !peermem => refused(Outcome::Failed, Step::RegMr, Some(Code::errno(14))),
                     _ => verified(*method, address, task.size as u64, n),
                 };
+                result.loopback = task.deep.filter(|_| result.mr.is_some()).map(|size| Loopback {
+                    outcome: Outcome::Verified,
+                    write: Outcome::Verified,
+                    read: Outcome::Verified,
+                    bytes: 2 * size as u64,
+                    code: None,
+                });
                 for fault in self.faults.iter().filter(|f| f.takes(task.gpu.pci, &hca.name, *method)) {
                     if let Some(outcome) = fault.outcome {
                         result = refused(outcome, fault.step.unwrap_or(Step::RegMr), fault.code.clone());
@@ -167,7 +174,7 @@ impl Profile {
                 dma_buf: Some(open),
                 allocated: Some((address, task.size as u64)),
             },
-            limits: Some(Limits { memlock: None, ipc_lock: true }),
+            limits: Some(Limits { ipc_lock: true, ..Limits::default() }),
             hcas: hcas.collect(),
             ..Row::default()
         }
@@ -189,12 +196,19 @@ impl Fault {
 }
 
 fn refused(outcome: Outcome, step: Step, code: Option<Code>) -> MethodResult {
-    MethodResult { outcome, step: Some(step.to_string()), code, duration_us: 1_500, mr: None }
+    MethodResult { outcome, step: Some(step.to_string()), code, duration_us: 1_500, mr: None, loopback: None }
 }
 
 fn verified(method: Method, address: u64, length: u64, n: u32) -> MethodResult {
     let addr = if method == Method::DmaBuf { 0 } else { address };
     let key = format!("{:#x}", 0x20_0000 + n * 0x100 + method as u32);
     let mr = Mr { addr: format!("{addr:#x}"), length, lkey: key.clone(), rkey: key };
-    MethodResult { outcome: Outcome::Verified, step: None, code: None, duration_us: 1_500, mr: Some(mr) }
+    MethodResult {
+        outcome: Outcome::Verified,
+        step: None,
+        code: None,
+        duration_us: 1_500,
+        mr: Some(mr),
+        loopback: None,
+    }
 }

@@ -26,6 +26,7 @@ pub(super) fn empty() -> Inventory {
         gpus: Vec::new(),
         hcas: Vec::new(),
         bare_functions: Vec::new(),
+        netns_exclusive: false,
         functions: 0,
         nvidia: None,
         peermem: false,
@@ -99,5 +100,6 @@ fn connect_x7(index: usize, pci: PciAddress, path: PciPath, numa: u32) -> HcaFac
         vf_of: None,
         node: None,
         nvlink_management: false,
+        away: false,
     }
 }

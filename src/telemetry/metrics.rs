@@ -117,7 +117,7 @@ impl Metrics {
             .flat_map(|r| r.hcas.values())
             .flat_map(|h| h.methods.values())
             .any(|m| m.outcome == Outcome::Verified);
-        let stopped = checked.rows.values().any(|r| r.stopped.is_some());
+        let stopped = checked.rows.values().any(|r| !r.stops.is_empty());
         self.checks.get_or_create(&ByResult { result: if stopped { "incomplete" } else { "complete" }.into() }).inc();
         self.duration.observe(checked.took.as_secs_f64());
         let now = jiff::Timestamp::now().as_second();

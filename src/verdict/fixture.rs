@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::{Assessment, Input, assess, remember};
 use crate::{
     config::Config,
-    hardware::Inventory,
+    hardware::{BareFunction, Inventory, Surroundings},
     probe::{
         GpuAnswer, HcaAnswer, Limits, Machine, Row, Rows, Step,
         protocol::{End, Stopped},
@@ -17,6 +17,7 @@ use crate::{
 
 pub(crate) struct Scene {
     pub(crate) inventory: Inventory,
+    pub(crate) surroundings: Surroundings,
     pub(crate) rows: Rows,
     pub(crate) memory: Memory,
     pub(crate) config: Config,
@@ -30,7 +31,9 @@ impl Scene {
         let inventory = machine.inventory();
         let mut memory = Memory::default();
         memory.seen_active.extend(machine.known_active());
-        let mut scene = Self { inventory, rows: Rows::new(), memory, config: Config::default(), checked: true };
+        let surroundings = Surroundings::default();
+        let mut scene =
+            Self { inventory, surroundings, rows: Rows::new(), memory, config: Config::default(), checked: true };
         scene.verify_all();
         scene
     }
@@ -45,7 +48,7 @@ impl Scene {
                 allocated: Some((0x7f00_0000_0000, 2 << 20)),
                 ..GpuAnswer::default()
             },
-            limits: Some(Limits { memlock: None, ipc_lock: true }),
+            limits: Some(Limits { ipc_lock: true, ..Limits::default() }),
             hcas: hcas.into_iter().map(|name| (name, HcaAnswer::default())).collect(),
             ..Row::default()
         };
@@ -83,7 +86,7 @@ impl Scene {
         let code = end.code();
         (0..self.inventory.hcas.len())
             .for_each(|hca| self.set_both(gpu, hca, &result(outcome, Some(step), code.clone())));
-        self.row(gpu).stopped = Some(Stopped { step, hca: None, end, detail: String::new() });
+        self.row(gpu).stops = vec![Stopped { step, hca: None, end, detail: String::new() }];
     }
 
     /// A GPU that somebody else has.
@@ -111,6 +114,7 @@ impl Scene {
     pub(crate) fn assess(&self) -> Assessment {
         assess(&Input {
             inventory: &self.inventory,
+            surroundings: &self.surroundings,
             rows: &self.rows,
             memory: &self.memory,
             config: &self.config,
@@ -128,7 +132,7 @@ impl Scene {
 }
 
 pub(crate) fn result(outcome: Outcome, step: Option<Step>, code: Option<Code>) -> MethodResult {
-    MethodResult { outcome, step: step.map(|s| s.to_string()), code, duration_us: 1, mr: None }
+    MethodResult { outcome, step: step.map(|s| s.to_string()), code, duration_us: 1, mr: None, loopback: None }
 }
 
 /// A registration that answered an errno.
@@ -144,4 +148,15 @@ pub(crate) fn unsupported(step: Step, errno: Option<i32>) -> MethodResult {
 /// A step of the agent's own sandbox.
 pub(crate) fn unknown(step: Step, errno: Option<i32>) -> MethodResult {
     result(Outcome::Unknown, Some(step), errno.map(Code::errno))
+}
+
+/// An adapter's function without an RDMA device.
+pub(crate) fn bare(pci: &str) -> BareFunction {
+    BareFunction {
+        pci: pci.parse().unwrap(),
+        driver: Some("mlx5_core".into()),
+        ids: Some((0x15b3, 0x1021)),
+        numa: Some(0),
+        path: crate::hardware::PciPath::default(),
+    }
 }

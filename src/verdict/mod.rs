@@ -16,8 +16,8 @@ use jiff::Timestamp;
 use crate::{
     config::Config,
     diagnosis,
-    hardware::{GpuFacts, HcaFacts, Inventory},
-    probe::Rows,
+    hardware::{GpuFacts, HcaFacts, Inventory, Surroundings},
+    probe::{Rows, protocol::Stopped},
     report::{API_VERSION, Finding, Gpu, Hca, HcaRole, Pair, Reason, Report, Verdict},
     store::Memory,
 };
@@ -30,6 +30,8 @@ pub use state::judge;
 pub struct Input<'a> {
     /// What is here.
     pub inventory: &'a Inventory,
+    /// What is around the devices.
+    pub surroundings: &'a Surroundings,
     /// What the children found.
     pub rows: &'a Rows,
     /// What is remembered.
@@ -73,6 +75,7 @@ pub fn assess(input: &Input<'_>) -> Assessment {
     let gpus: Vec<Gpu> = (0..input.inventory.gpus.len()).map(|g| gpu(input, &roles, &nearest, &pairs, g)).collect();
     let facts = diagnosis::Facts {
         inventory: input.inventory,
+        surroundings: input.surroundings,
         rows: input.rows,
         config: input.config,
         gpus: &gpus,
@@ -141,7 +144,7 @@ fn gpu(input: &Input<'_>, roles: &roles::Roles, nearest: &nearest::Nearest, pair
         dma_buf_supported: row.and_then(|r| r.gpu.dma_buf),
         nearest: names,
         served: pairs::served(input, roles, nearest, pairs, g),
-        skipped: row.and_then(|r| r.stopped.as_ref()).filter(|s| s.is_busy()).map(|_| Reason::GpuBusy),
+        skipped: row.filter(|r| r.stops.iter().any(Stopped::is_busy)).map(|_| Reason::GpuBusy),
     }
 }
 
@@ -152,6 +155,7 @@ fn hca(facts: &HcaFacts, role: HcaRole, rail: bool) -> Hca {
         driver: facts.driver.clone(),
         vendor: facts.ids.map(|(vendor, _)| format!("{vendor:#06x}")),
         numa: facts.numa,
+        firmware: facts.firmware.clone(),
         transport: facts.transport,
         role,
         rail,

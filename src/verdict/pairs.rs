@@ -49,9 +49,11 @@ fn result_of(
 ) -> MethodResult {
     let answer = input.rows.get(&gpu.pci).and_then(|row| row.hcas.get(&hca.name)).and_then(|a| a.methods.get(&method));
     match answer {
+        // What was found before it went is remembered, not seen.
+        _ if role == HcaRole::Away => MethodResult::bare(Outcome::Skipped, None),
         Some(result) => result.clone(),
         None if gpu_role == GpuRole::Lost => MethodResult::bare(Outcome::Failed, Some("config space")),
-        None if gpu_role != GpuRole::Eligible || matches!(role, HcaRole::Excluded | HcaRole::Away) => {
+        None if gpu_role != GpuRole::Eligible || role == HcaRole::Excluded => {
             MethodResult::bare(Outcome::Skipped, None)
         }
         None if !input.config.check.methods.contains(&method) => MethodResult::bare(Outcome::Skipped, None),
@@ -141,7 +143,7 @@ pub(super) fn served(input: &Input<'_>, roles: &Roles, nearest: &Nearest, pairs:
     let near = &nearest.of_gpu[g];
     if near.is_empty() {
         // Where the sandbox keeps HCAs shut, or nothing is known of any, that is no verdict.
-        return (!roles.shut.contains(&true)).then_some(false);
+        return (!roles.shut.contains(&true) && !inventory.has_strangers_elsewhere()).then_some(false);
     }
     let each: Vec<Option<bool>> = near
         .iter()

@@ -5,7 +5,7 @@ use crate::{
     config::{Config, Function, Selector},
     hardware::{GpuFacts, HcaFacts, Inventory},
     probe::Step,
-    report::{GpuRole, HcaRole, Method, MethodResult, Outcome, Port},
+    report::{Code, GpuRole, HcaRole, Method, MethodResult, Outcome, Port},
 };
 
 /// The parts, in the order of the inventory.
@@ -58,6 +58,8 @@ pub fn is_checked(gpu: &GpuFacts) -> bool {
 fn hca_role(hca: &HcaFacts, input: &Input<'_>) -> HcaRole {
     if is_excluded(hca, input.config) {
         HcaRole::Excluded
+    } else if hca.away {
+        HcaRole::Away
     } else if is_incapable(hca, input) {
         HcaRole::Incapable
     } else if hca.usable() || input.memory.seen_active.contains(&hca.key()) {
@@ -80,7 +82,7 @@ fn is_excluded(hca: &HcaFacts, config: &Config) -> bool {
 /// The HCAs that a check touches.
 #[must_use]
 pub fn hcas_to_probe(inventory: &Inventory, config: &Config) -> Vec<HcaFacts> {
-    inventory.hcas.iter().filter(|h| !is_excluded(h, config)).cloned().collect()
+    inventory.hcas.iter().filter(|h| !h.away && !is_excluded(h, config)).cloned().collect()
 }
 
 /// Both methods unsupported wherever it was tried; or no dma-buf, and peermem refused for every HCA
@@ -121,7 +123,10 @@ fn results<'a>(hca: &'a HcaFacts, input: &'a Input<'_>) -> impl Iterator<Item = 
 fn is_shut(hca: &HcaFacts, input: &Input<'_>) -> bool {
     let mut tried = false;
     for result in results(hca, input) {
+        // An HCA that answers EIO or ENODEV is not kept shut, but going away.
+        let errno = result.code.as_ref().and_then(Code::as_errno);
         let sandbox = result.outcome == Outcome::Unknown
+            && !matches!(errno, Some(5 | 6 | 19))
             && SANDBOX_STEPS.iter().any(|s| result.step.as_deref() == Some(s.to_string().as_str()));
         if !sandbox {
             return false;

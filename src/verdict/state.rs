@@ -50,8 +50,8 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     let counted_bad = facts.pairs.iter().any(|p| p.counted && p.good == Some(false));
     let methods = &facts.config.check.methods;
     let skipped = |g: &crate::report::Gpu| {
-        g.skipped.is_some()
-            || facts.pairs.iter().filter(|p| p.gpu == g.pci && p.counted).all(|p| only_skipped(p, methods))
+        let mut counted = facts.pairs.iter().filter(|p| p.gpu == g.pci && p.counted).peekable();
+        g.skipped.is_some() || counted.peek().is_some() && counted.all(|p| only_skipped(p, methods))
     };
     let open_gpus: Vec<_> = facts.gpus.iter().filter(|g| g.role == GpuRole::Eligible && g.served.is_none()).collect();
 
@@ -73,8 +73,8 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
         (State::Degraded, worst())
     } else if open_gpus.iter().any(|g| !skipped(g)) {
         (State::Unknown, worst())
-    } else if rail_unproven {
-        let all_busy = open_gpus.len() == served.len();
+    } else if rail_unproven || !served.contains(&Some(true)) {
+        let all_busy = open_gpus.len() == served.len() && open_gpus.iter().any(|g| g.skipped.is_some());
         (State::Unknown, if all_busy { Reason::GpusBusySinceBoot } else { worst() })
     } else {
         (State::Ready, Reason::AllRailsVerified)
@@ -97,7 +97,11 @@ fn is_settling(view: &View<'_>) -> bool {
             Reason::DriverAbsent
             | Reason::UverbsNotLoaded
             | Reason::NoRdmaDevices
+            | Reason::RdmaModuleMissing
             | Reason::PeermemNotLoaded
+            | Reason::PeermemModuleMissing
+            | Reason::PeermemSymbolMismatch
+            | Reason::KernelLacksPeerMemory
             | Reason::FabricManagerDown
             | Reason::RailMissing => true,
             // Lasting, but harmless as soon as the module is there.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::{
     damping::{Seen, step},
-    fixture::{Scene, refused, result, unsupported},
+    fixture::{Scene, bare, refused, result, unsupported},
 };
 use crate::{
     config::{Config, Pairs, Span},
@@ -62,7 +62,7 @@ mod table {
         let mut scene = Scene::new();
         scene.truncate(8, 0);
         assert_eq!(judged(&scene), (State::NotApplicable, Reason::NoRdmaHardware));
-        scene.inventory.bare_functions = vec!["0000:18:00.0".parse().unwrap()];
+        scene.inventory.bare_functions = vec![bare("0000:18:00.0")];
         assert_eq!(judged(&scene), (State::NotReady, Reason::NoRdmaDevices));
     }
 

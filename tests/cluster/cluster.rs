@@ -76,8 +76,11 @@ impl Cluster {
     /// Starts to note what `jsonpath` says of a node, at each change of the node.
     pub(crate) fn watch(&self, node: &str, jsonpath: &str) -> Watch<'_> {
         let format = format!("-o=jsonpath={{.metadata.labels.{MARK}}}|{jsonpath}{{\"\\n\"}}");
+        // As a list: of a single object, kubectl keeps the first event to itself, and with it what came between its
+        // look and its watch.
+        let only = format!("--field-selector=metadata.name={node}");
         let mut child = Command::new(self.state.join("kubectl"))
-            .args(["get", "node", node, "--watch", &format])
+            .args(["get", "nodes", &only, "--watch", &format])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

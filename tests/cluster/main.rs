@@ -140,6 +140,8 @@ fn from_install_to_uninstall() {
     same(&policy::refusals(&cluster), &Vec::new()).unwrap();
 
     step("an agent's token: its own node, its own keys, and no further");
+    same(&policy::rights(&cluster), &vec!["nodes [] [] [get]".to_owned(), "nodes/status [] [] [patch]".to_owned()])
+        .unwrap();
     policy::holds(&cluster, &node);
 
     step("helm uninstall: nothing of the agent stays on the nodes");
@@ -165,7 +167,9 @@ fn helm(cluster: &Cluster, verb: &str, more: &[&str]) {
     let values = format!("{HERE}/demo.d/values.yaml");
     let arguments = [verb, "gdr-agent", chart, "-n", "gdr-system", "--wait", "--timeout", "2m", "-f", &values];
     let image = ["--set", "image.repository=docker.io/local/gdr-agent,image.tag=dev,maxUnavailable=100%"];
-    cluster.run("helm", &[&arguments[..], &image, more].concat());
+    // Whatever the nodes show in between, the agents saw by themselves: no timer came to their help.
+    let untimed = ["--set", "config.check.interval=1h"];
+    cluster.run("helm", &[&arguments[..], &image, &untimed, more].concat());
 }
 
 /// The agent's pods, by uid.
@@ -207,9 +211,12 @@ fn identity(cluster: &Cluster, name: &str) -> (String, String) {
 fn hcas_of(cluster: &Cluster, pod: &str) -> Vec<String> {
     let inside = |script: &str| cluster.kubectl(&["exec", pod, "--", "sh", "-c", script]);
     same(&inside("echo $GPUDIRECT_RDMA_SIMULATED").trim_end(), &"1").expect("the pod is told that it is a simulation");
-    let hcas: Vec<String> = inside("echo $GPUDIRECT_RDMA_HCAS").trim_end().split(',').map(str::to_owned).collect();
+    let told = inside("echo $GPUDIRECT_RDMA_HCAS");
+    let hcas: Vec<String> = told.trim_end().split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
     let nodes = inside("for node in /dev/infiniband/uverbs*; do [ -c $node ] && : <$node && echo $node; done");
     same(&nodes.lines().count(), &hcas.len()).expect("a device node that opens for each adapter");
+    let report: Value = serde_json::from_str(&inside("cat /run/gdr-agent/report.json")).expect("the report is JSON");
+    same(&report["node"], &json!("n1")).expect("the pod reads its node's report");
     hcas
 }
 

@@ -18,6 +18,19 @@ pub(crate) fn refusals(cluster: &Cluster) -> Vec<String> {
         .collect()
 }
 
+/// What RBAC gives the agents' account, beyond what any account has.
+pub(crate) fn rights(cluster: &Cluster) -> Vec<String> {
+    let of = |account: &str| -> Vec<String> {
+        let user = format!("--as=system:serviceaccount:gdr-system:{account}");
+        let table = cluster.kubectl(&["auth", "can-i", "--list", "--no-headers", "-n", "gdr-system", &user]);
+        table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+    };
+    let any = of("default");
+    let mut rights: Vec<String> = of("gdr-agent").into_iter().filter(|right| !any.contains(right)).collect();
+    rights.sort();
+    rights
+}
+
 /// Patches that the policy must let through, and those that it must not. `node` is the token's own.
 pub(crate) fn holds(cluster: &Cluster, node: &Node<'_>) {
     let checked = cluster.kubectl(&[
@@ -49,18 +62,41 @@ pub(crate) fn holds(cluster: &Cluster, node: &Node<'_>) {
     expect("a foreign label's change", 403, "n1", &bound, &label("example.com/team", json!("x")));
     expect("a foreign label's removal", 403, "n1", &bound, &label("example.com/team", Value::Null));
     expect("a prefix that only looks like ours", 403, "n1", &bound, &label("gpudirect-rdma.evil/x", json!("x")));
-    let annotation = json!({ "metadata": { "annotations": { "example.com/note": null } } });
-    expect("a foreign annotation's removal", 403, "n1", &bound, &annotation);
-    let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "False" }] } });
-    expect("the kubelet's condition", 403, "n1", &bound, &ready);
-    let capacity = json!({ "status": { "capacity": { "example.com/gold": "7" } } });
-    expect("capacity", 403, "n1", &bound, &capacity);
-    let address = json!({ "status": { "addresses": [{ "type": "InternalIP", "address": "192.0.2.1" }] } });
-    expect("an address", 403, "n1", &bound, &address);
-    let port = json!({ "status": { "daemonEndpoints": { "kubeletEndpoint": { "Port": 1 } } } });
-    expect("the kubelet's port", 403, "n1", &bound, &port);
-    let finalizer = json!({ "metadata": { "finalizers": ["example.com/stay"] } });
-    expect("a finalizer", 403, "n1", &bound, &finalizer);
+    let annotation = |key: &str, value: Value| json!({ "metadata": { "annotations": { key: value } } });
+    expect("a foreign annotation", 403, "n1", &bound, &annotation("example.com/evil", json!("x")));
+    expect("a foreign annotation's change", 403, "n1", &bound, &annotation("example.com/note", json!("x")));
+    expect("a foreign annotation's removal", 403, "n1", &bound, &annotation("example.com/note", Value::Null));
+    expect("a finalizer", 403, "n1", &bound, &json!({ "metadata": { "finalizers": ["example.com/stay"] } }));
+    let owner = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
+    expect("an owner", 403, "n1", &bound, &json!({ "metadata": { "ownerReferences": [owner] } }));
+    let condition = |condition: Value| json!({ "status": { "conditions": [condition] } });
+    expect("another condition", 403, "n1", &bound, &condition(json!({ "type": "Evil", "status": "True" })));
+    expect("the kubelet's condition", 403, "n1", &bound, &condition(json!({ "type": "Ready", "status": "False" })));
+    let removal = condition(json!({ "type": "PIDPressure", "$patch": "delete" }));
+    expect("the kubelet's condition's removal", 403, "n1", &bound, &removal);
+    let status = [
+        ("capacity", json!({ "example.com/gold": "7" })),
+        ("allocatable", json!({ "example.com/gold": "7" })),
+        ("phase", json!("Terminated")),
+        ("addresses", json!([{ "type": "InternalIP", "address": "192.0.2.1" }])),
+        ("daemonEndpoints", json!({ "kubeletEndpoint": { "Port": 1 } })),
+        ("nodeInfo", json!({ "kernelVersion": "0" })),
+        ("images", json!([{ "names": ["x"], "sizeBytes": 1 }])),
+        ("volumesInUse", json!(["x"])),
+        ("volumesAttached", json!([{ "name": "x", "devicePath": "x" }])),
+        ("runtimeHandlers", json!([{ "name": "x" }])),
+        ("features", json!({ "supplementalGroupsPolicy": false })),
+        ("declaredFeatures", json!(["TestFeature"])),
+    ];
+    for (field, value) in &status {
+        expect(field, 403, "n1", &bound, &json!({ "status": { *field: value } }));
+    }
+    // `conditions` was tried above; `config` the API server itself leaves as it is.
+    let tried: Vec<&str> = status.iter().map(|(field, _)| *field).chain(["conditions", "config"]).collect();
+    let api: Value = serde_json::from_str(&cluster.kubectl(&["get", "--raw", "/openapi/v3/api/v1"])).expect("JSON");
+    let fields =
+        api["components"]["schemas"]["io.k8s.api.core.v1.NodeStatus"]["properties"].as_object().expect("fields");
+    wrong.extend(fields.keys().filter(|field| !tried.contains(&field.as_str())).map(|new| format!("{new}: not tried")));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gdr_agent::{
     config::Config,
-    hardware::Inventory,
+    hardware::{Inventory, Surroundings},
     probe::{GpuAnswer, HcaAnswer, Limits, Row, Rows},
     report::{Method, MethodResult, Outcome},
     store::Memory,
@@ -20,7 +20,7 @@ fn verified(inventory: &Inventory) -> Rows {
         Method::ALL.into_iter().map(|m| (m, MethodResult::bare(Outcome::Verified, None))).collect();
     let row = Row {
         gpu: GpuAnswer { gdr: Some(true), dma_buf: Some(true), ..GpuAnswer::default() },
-        limits: Some(Limits { memlock: None, ipc_lock: true }),
+        limits: Some(Limits { ipc_lock: true, ..Limits::default() }),
         hcas: inventory.hcas.iter().map(|h| (h.name.clone(), HcaAnswer { methods: methods.clone() })).collect(),
         ..Row::default()
     };
@@ -37,6 +37,7 @@ pub(crate) fn look(spec: &Spec) -> (Inventory, Assessment) {
 pub(crate) fn conclude(inventory: &Inventory, rows: &Rows) -> Assessment {
     assess(&Input {
         inventory,
+        surroundings: &Surroundings::default(),
         rows,
         memory: &Memory::default(),
         config: &Config::default(),

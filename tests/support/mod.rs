@@ -10,6 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub(crate) mod standins;
+
 use assert_cmd::Command;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -225,11 +227,12 @@ impl Tree {
 
     /// Adds an H100.
     pub(crate) fn gpu(&self, pci: &str) -> PathBuf {
-        self.put(
-            &format!("proc/driver/nvidia/gpus/{pci}/information"),
-            "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\n\
-             GPU UUID: \t GPU-51000000-0000-4000-8000-000000000000\nDevice Minor: \t 0\n",
+        let n = fs::read_dir(self.dir.path().join("proc/driver/nvidia/gpus")).map_or(0, Iterator::count);
+        let text = format!(
+            "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\nGPU UUID: \t {}\nDevice Minor: \t {n}\n",
+            uuid(n)
         );
+        self.put(&format!("proc/driver/nvidia/gpus/{pci}/information"), text);
         self.function(pci, ("0x10de", "0x2330"), "0x030200", "nvidia")
     }
 
@@ -267,6 +270,11 @@ impl Tree {
         fs::remove_dir_all(self.sys("class/infiniband_verbs")).unwrap();
         fs::remove_dir_all(self.dir.path().join("dev/infiniband")).unwrap();
     }
+}
+
+/// The UUID of the n-th GPU.
+pub(crate) fn uuid(n: usize) -> String {
+    format!("GPU-51000000-0000-4000-8000-{n:012x}")
 }
 
 /// A profile's or tree's path as an argument.

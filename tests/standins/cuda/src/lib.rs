@@ -40,6 +40,21 @@ unsafe fn put<T>(place: *mut T, value: T) -> Result {
     Ok(())
 }
 
+/// Copies, or does it wrong.
+unsafe fn copy(from: *const u8, to: *mut u8, size: usize, wrong: Option<&str>) {
+    // SAFETY: both ranges are the caller's promise.
+    unsafe {
+        match wrong {
+            Some("stale") => {}
+            Some("short") => from.copy_to_nonoverlapping(to, size - 1),
+            _ => from.copy_to_nonoverlapping(to, size),
+        }
+        if wrong == Some("flip") {
+            *to.add(size / 2) ^= 1;
+        }
+    }
+}
+
 unsafe fn put_text(place: *mut c_char, room: c_int, text: &str) -> Result {
     let room = usize::try_from(room).map_err(|_| INVALID_VALUE)?;
     if place.is_null() || room == 0 {
@@ -74,7 +89,10 @@ entry! {
 
     fn cuGetErrorString(code: c_uint, text: *mut *const c_char) [bare] |_state| { unsafe { names::put_name(code, text) } }
 
-    fn cuDeviceGetCount(count: *mut c_int) |state| { unsafe { put(count, state.gpus().len() as c_int) } }
+    fn cuDeviceGetCount(count: *mut c_int) |state| {
+        let gpus = if state.wrong("none") { 0 } else { state.gpus().len() as c_int };
+        unsafe { put(count, gpus) }
+    }
 
     fn cuDeviceGet(device: *mut c_int, ordinal: c_int) |state| {
         state.gpu(ordinal)?;
@@ -91,7 +109,8 @@ entry! {
     }
 
     fn cuDeviceGetPCIBusId(text: *mut c_char, room: c_int, device: c_int) |state| {
-        unsafe { put_text(text, room, &state.gpu(device)?.pci.to_uppercase()) }
+        let pci = state.gpu(device)?.pci.to_uppercase();
+        unsafe { put_text(text, room, if state.wrong("other") { "0000:FE:00.0" } else { &pci }) }
     }
 
     fn cuDeviceGetName(text: *mut c_char, room: c_int, device: c_int) |state| {
@@ -187,7 +206,8 @@ entry! {
             return Err(INVALID_VALUE);
         }
         let kind = state.config().memory;
-        let address = state.allocate(context, kind, size)?;
+        let kind = if state.wrong("host") { memory::Kind::Malloc } else { kind };
+        let address = if state.wrong("null") { 0 } else { state.allocate(context, kind, size)? };
         unsafe { put(pointer, address) }
     }
 
@@ -231,6 +251,11 @@ entry! {
             None => return Err(NOT_SUPPORTED),
             Some(kind) => memory::export(kind, range)?,
         };
+        if state.wrong("none") {
+            // SAFETY: made a moment ago, and nobody else knows it.
+            unsafe { libc::close(fd) };
+            return Ok(()); // the place is left as it was
+        }
         unsafe { put(handle.cast::<c_int>(), fd) }
     }
 
@@ -248,10 +273,13 @@ entry! {
         unsafe {
             match attribute {
                 1 => put(value.cast::<usize>(), range.context),
-                2 => put(value.cast::<c_uint>(), 2), // CU_MEMORYTYPE_DEVICE
+                2 => put(value.cast::<c_uint>(), if state.wrong("host") { 1 } else { 2 }), // CU_MEMORYTYPE_DEVICE
                 3 => put(value.cast::<u64>(), pointer),
                 6 => put(value.cast::<c_uint>(), 1),
-                8 => put(value.cast::<c_uint>(), c_uint::from(range.kind == memory::Kind::Managed)),
+                8 => put(
+                    value.cast::<c_uint>(),
+                    c_uint::from(range.kind == memory::Kind::Managed || state.wrong("managed")),
+                ),
                 9 => put(value.cast::<c_int>(), state.device_of(range.context)),
                 11 => put(value.cast::<u64>(), range.address),
                 12 => put(value.cast::<usize>(), range.size),
@@ -266,27 +294,33 @@ entry! {
         if !pointer.is_multiple_of(4) {
             return Err(INVALID_VALUE);
         }
-        state.range(pointer, bytes)?;
+        let range = state.range(pointer, bytes)?;
         // SAFETY: within one allocation of ours.
-        unsafe { std::slice::from_raw_parts_mut(pointer as *mut c_uint, count) }.fill(word);
+        unsafe { std::slice::from_raw_parts_mut(range.at(pointer).cast::<c_uint>(), count) }.fill(word);
         Ok(())
     }
 
     fn cuMemcpyDtoH_v2(host: *mut c_void, pointer: u64, size: usize) |state| {
         state.current()?;
         if host.is_null() { return Err(INVALID_VALUE) }
-        state.range(pointer, size)?;
+        let bytes = state.range(pointer, size)?.at(pointer);
         // SAFETY: within one allocation of ours; `host` is the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(pointer as *const u8, host.cast(), size) };
+        unsafe { copy(bytes, host.cast(), size, state.wrong.as_deref()) };
         Ok(())
+    }
+
+    /// No call of the driver's: where the bytes behind `size` bytes of GPU memory can be reached, for the
+    /// stand-in of an adapter, which reaches them by DMA. 1 when they are none.
+    fn standin_cuda_bytes(place: *mut *mut u8, pointer: u64, size: usize) |state| {
+        unsafe { put(place, state.range(pointer, size)?.at(pointer)) }
     }
 
     fn cuMemcpyHtoD_v2(pointer: u64, host: *const c_void, size: usize) |state| {
         state.current()?;
         if host.is_null() { return Err(INVALID_VALUE) }
-        state.range(pointer, size)?;
+        let bytes = state.range(pointer, size)?.at(pointer);
         // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(host.cast(), pointer as *mut u8, size) };
+        unsafe { copy(host.cast(), bytes, size, state.wrong.as_deref()) };
         Ok(())
     }
 }

@@ -19,6 +19,9 @@ pub(crate) enum Kind {
     Malloc,
     /// Anonymous pages, called managed.
     Managed,
+    /// An address that neither the process nor the kernel can touch, with memory behind it that only
+    /// this library, and an adapter's stand-in, can: what a discrete GPU's is.
+    Device,
 }
 
 /// What an export gives.
@@ -28,6 +31,8 @@ pub(crate) enum Export {
     Vgem,
     /// A memfd, which is none.
     Memfd,
+    /// The memory behind a `Device` allocation; the stand-in for libibverbs takes it for a dma-buf.
+    Device,
 }
 
 /// One allocation; gives its memory back when dropped.
@@ -37,14 +42,27 @@ pub(crate) struct Range {
     pub(crate) size: usize,
     pub(crate) kind: Kind,
     pub(crate) context: usize,
+    /// Where its bytes can be reached.
+    pub(crate) bytes: *mut u8,
     buffer: Option<OwnedFd>,
 }
+
+// SAFETY: the address is used under the state's lock alone.
+unsafe impl Send for Range {}
 
 impl Range {
     pub(crate) fn new(context: usize, kind: Kind, size: usize) -> Result<Self, u32> {
         let size = size.checked_next_multiple_of(4096).ok_or(OUT_OF_MEMORY)?;
         let (address, buffer) = match kind {
             Kind::Anonymous | Kind::Managed => (map(size, None)?, None),
+            Kind::Device => {
+                let buffer = memfd()?;
+                // SAFETY: a length for our own file.
+                if unsafe { libc::ftruncate(buffer.as_raw_fd(), size as libc::off_t) } != 0 {
+                    return Err(OUT_OF_MEMORY);
+                }
+                (reserve(size)?, Some(buffer))
+            }
             Kind::Malloc => {
                 // SAFETY: plain malloc; null is looked at below.
                 let address = unsafe { libc::malloc(size) } as u64;
@@ -58,7 +76,16 @@ impl Range {
                 (map(size, Some(&buffer))?, Some(buffer))
             }
         };
-        Ok(Self { address, size, kind, context, buffer })
+        let bytes = match (&buffer, kind) {
+            (Some(buffer), Kind::Device) => map(size, Some(buffer))?,
+            _ => address,
+        };
+        Ok(Self { address, size, kind, context, bytes: bytes as *mut u8, buffer })
+    }
+
+    /// Where the bytes at an address of this range can be reached.
+    pub(crate) fn at(&self, address: u64) -> *mut u8 {
+        self.bytes.wrapping_add((address - self.address) as usize)
     }
 }
 
@@ -70,6 +97,9 @@ impl Drop for Range {
                 Kind::Malloc => libc::free(self.address as *mut _),
                 _ => {
                     libc::munmap(self.address as *mut _, self.size);
+                    if self.bytes as u64 != self.address {
+                        libc::munmap(self.bytes.cast(), self.size);
+                    }
                 }
             }
         }
@@ -81,6 +111,24 @@ fn map(size: usize, file: Option<&OwnedFd>) -> Result<u64, u32> {
     // SAFETY: a fresh mapping where the kernel likes.
     let address = unsafe { libc::mmap(ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
     if address == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(address as u64) }
+}
+
+/// An address of the process's own that nothing may touch.
+fn reserve(size: usize) -> Result<u64, u32> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh mapping where the kernel likes.
+    let address = unsafe { libc::mmap(ptr::null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+    if address == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(address as u64) }
+}
+
+fn memfd() -> Result<OwnedFd, u32> {
+    // SAFETY: a name and flags; the descriptor is ours.
+    let fd = unsafe { libc::memfd_create(c"standin-gpu-memory".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// A dma-buf of vgem: a dumb buffer, exported (drm.h, `DRM_IOCTL_MODE_CREATE_DUMB` and `PRIME_HANDLE_TO_FD`).
@@ -131,15 +179,11 @@ pub(crate) fn export(kind: Export, range: &Range) -> Result<i32, u32> {
     let fd = match (kind, &range.buffer) {
         (Export::Vgem, Some(buffer)) => buffer.try_clone().map_err(|_| OUT_OF_MEMORY)?,
         (Export::Vgem, None) => vgem(range.size)?,
-        (Export::Memfd, _) => {
-            // SAFETY: a name and flags; the descriptor is ours.
-            let fd = unsafe { libc::memfd_create(c"standin".as_ptr(), libc::MFD_CLOEXEC) };
-            if fd < 0 {
-                return Err(INVALID_VALUE);
-            }
-            // SAFETY: as above.
-            unsafe { OwnedFd::from_raw_fd(fd) }
+        (Export::Device, Some(buffer)) if range.kind == Kind::Device => {
+            buffer.try_clone().map_err(|_| OUT_OF_MEMORY)?
         }
+        (Export::Device, _) => return Err(INVALID_VALUE),
+        (Export::Memfd, _) => memfd()?,
     };
     Ok(fd.into_raw_fd())
 }

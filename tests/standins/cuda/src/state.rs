@@ -2,14 +2,15 @@
 
 use std::{cell::RefCell, collections::BTreeMap, env, sync::Mutex};
 
+use standin::ledger;
+
 use crate::{
     CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, Result,
-    entry::ledger,
     memory::{Export, Kind, Range},
 };
 
 pub(crate) static STATE: Mutex<State> =
-    Mutex::new(State { config: None, contexts: BTreeMap::new(), made: 0, ranges: BTreeMap::new() });
+    Mutex::new(State { config: None, wrong: None, contexts: BTreeMap::new(), made: 0, ranges: BTreeMap::new() });
 
 thread_local! {
     /// The calling thread's stack of contexts.
@@ -71,12 +72,14 @@ impl Config {
                 Some("vgem") => Kind::Vgem,
                 Some("malloc") => Kind::Malloc,
                 Some("managed") => Kind::Managed,
+                Some("device") => Kind::Device,
                 Some(other) => unknown("MEMORY", other),
             },
             dmabuf: match own("DMABUF").as_deref() {
                 None | Some("unsupported") => None,
                 Some("vgem") => Some(Export::Vgem),
                 Some("memfd") => Some(Export::Memfd),
+                Some("device") => Some(Export::Device),
                 Some(other) => unknown("DMABUF", other),
             },
             gdr: own("GDR").as_deref() != Some("0"),
@@ -100,6 +103,8 @@ fn visible(all: &[Gpu], list: &str) -> Vec<Gpu> {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) config: Option<Config>,
+    /// What the call under way was told to answer wrong.
+    pub(crate) wrong: Option<String>,
     /// Device → (handle, how often retained).
     contexts: BTreeMap<i32, (usize, u32)>,
     made: usize,
@@ -107,6 +112,11 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Whether the call under way was told to answer wrong in this way.
+    pub(crate) fn wrong(&self, word: &str) -> bool {
+        self.wrong.as_deref() == Some(word)
+    }
+
     pub(crate) fn config(&self) -> &Config {
         self.config.as_ref().unwrap_or_else(|| std::process::abort()) // each call has looked before
     }
@@ -130,7 +140,7 @@ impl State {
             (0xc0_0000 + *made * 64, 0) // a handle is never given twice
         });
         entry.1 += 1;
-        ledger(&format!("retain {device}"));
+        ledger(&format!("+context {device}"));
         entry.0
     }
 
@@ -139,7 +149,7 @@ impl State {
         let entry = self.contexts.get_mut(&device).ok_or(INVALID_CONTEXT)?;
         entry.1 -= 1;
         let handle = entry.0;
-        ledger(&format!("release {device}"));
+        ledger(&format!("-context {device}"));
         if entry.1 == 0 {
             self.contexts.remove(&device);
             self.ranges.retain(|_, range| range.context != handle);
@@ -164,15 +174,19 @@ impl State {
     pub(crate) fn allocate(&mut self, context: usize, kind: Kind, size: usize) -> std::result::Result<u64, u32> {
         let range = Range::new(context, kind, size)?;
         let address = range.address;
-        ledger(&format!("alloc {address:#x} {size}"));
+        ledger(&format!("+memory {address:#x}"));
         self.ranges.insert(address, range);
         Ok(address)
     }
 
     /// Only the address that an allocation began with can be freed, once.
     pub(crate) fn free(&mut self, address: u64) -> Result {
-        self.ranges.remove(&address).ok_or(INVALID_VALUE)?;
-        ledger(&format!("free {address:#x}"));
+        if !self.ranges.contains_key(&address) {
+            return Err(INVALID_VALUE);
+        }
+        ledger(&format!("pinned {}", pinned()));
+        self.ranges.remove(&address);
+        ledger(&format!("-memory {address:#x}"));
         Ok(())
     }
 
@@ -184,4 +198,11 @@ impl State {
             offset.checked_add(size as u64).is_some_and(|end| end <= range.size as u64) && offset < range.size as u64;
         if fits { Ok(range) } else { Err(INVALID_VALUE) }
     }
+}
+
+/// What drivers hold of this process's memory, by `VmPin` in `proc_pid_status(5)`.
+fn pinned() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    line.map_or_else(|| "unknown".to_owned(), |kib| kib.replace(char::is_whitespace, ""))
 }

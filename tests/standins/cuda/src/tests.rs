@@ -73,7 +73,7 @@ fn order_and_pointers() {
         assert_eq!(cuMemFree_v2(pointer), 0);
         assert_eq!(cuMemFree_v2(pointer), 1, "twice");
 
-        std::env::set_var("STANDIN_CUDA_RESULT_cuMemAlloc_v2", "2");
+        std::env::set_var("STANDIN_FAULTS", "cuMemAlloc_v2=code:2");
         assert_eq!(cuMemAlloc_v2(&raw mut pointer, 4096), 2);
         assert_eq!(cuDevicePrimaryCtxRelease_v2(0), 0);
         assert_eq!(cuCtxSynchronize(), 709, "destroyed");

@@ -1,0 +1,128 @@
+//! HCAs that come and go under a running agent: into a pod, into a virtual machine, and back.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::support::{find, finding, standins::Node};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An agent on a node of stand-ins, which does not outlive its test.
+struct Agent<'n> {
+    node: &'n Node,
+    child: Child,
+}
+
+impl Drop for Agent<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl<'n> Agent<'n> {
+    fn start(node: &'n Node) -> Self {
+        let plugins = node.home.path("device-plugins");
+        fs::create_dir_all(&plugins).unwrap();
+        node.home.configure(&format!(
+            "check: {{ interval: 1s }}\npolicy: {{ damping: {{ fall: 1, rise: 1, hold: 0s }} }}\n\
+             kubelet: {{ devicePlugins: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: null }}\n",
+            plugins.display()
+        ));
+        let mut command = node.free(&["run", "--node-name", "n1"]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        Self { node, child }
+    }
+
+    /// The report in the run folder, once it is as wanted.
+    fn report(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let text = fs::read_to_string(self.node.home.path("run/report.json")).unwrap_or_default();
+            let report: Value = serde_json::from_str(&text).unwrap_or_default();
+            if wanted(&report) {
+                return report;
+            }
+            assert!(Instant::now() < end, "never {what}: {report:#}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn becomes(&self, state: &str) -> Value {
+        self.report(state, |report| report["verdict"]["state"] == state)
+    }
+}
+
+fn role<'r>(report: &'r Value, hca: &str) -> &'r Value {
+    report["hcas"].as_array().and_then(|all| all.iter().find(|h| h["name"] == hca)).map_or(&Value::Null, |h| &h["role"])
+}
+
+/// Takes an HCA out of this network namespace, and what comes of putting it back.
+fn take(node: &Node, hca: &str) -> impl FnOnce() {
+    let link = node.tree.sys("class/infiniband").join(hca);
+    let target = fs::read_link(&link).unwrap();
+    fs::remove_file(&link).unwrap();
+    move || symlink(target, link).unwrap()
+}
+
+#[test]
+fn an_hca_in_a_pod_keeps_what_was_known_of_it() {
+    let node = Node::new(1, 2);
+    node.tree.put("sys/module/ib_core/parameters/netns_mode", "N\n");
+    let agent = Agent::start(&node);
+    agent.becomes("ready");
+    let back = take(&node, "mlx5_1");
+    let report = agent.report("away", |report| role(report, "mlx5_1") == "away");
+    assert_eq!(report["verdict"]["state"], "ready", "{report:#}");
+    assert!(find(&report, "RailMissing").is_none() && find(&report, "PortDown").is_none());
+    let pair = &report["pairs"][1];
+    assert_eq!((&pair["hca"], &pair["good"]), (&"mlx5_1".into(), &true.into()), "carried");
+    assert_eq!(pair["peermem"]["outcome"], "skipped");
+    back();
+    agent.report("back", |report| {
+        role(report, "mlx5_1") == "eligible" && report["pairs"][1]["peermem"]["outcome"] == "verified"
+    });
+}
+
+#[test]
+fn all_of_them_in_pods_is_no_fault() {
+    let node = Node::new(1, 1);
+    node.tree.put("sys/module/ib_core/parameters/netns_mode", "N\n");
+    let agent = Agent::start(&node);
+    agent.becomes("ready");
+    let _back = take(&node, "mlx5_0");
+    let report = agent.report("away", |report| role(report, "mlx5_0") == "away");
+    assert_eq!(report["verdict"]["state"], "ready", "{report:#}");
+    assert_eq!(finding(&report, "HcasInPods")["severity"], "info");
+}
+
+/// Where RDMA devices are shared by all namespaces, one that vanishes is gone.
+#[test]
+fn an_hca_that_vanishes_is_not_in_a_pod_where_namespaces_share() {
+    let node = Node::new(1, 1);
+    node.tree.put("sys/module/ib_core/parameters/netns_mode", "Y\n");
+    let agent = Agent::start(&node);
+    agent.becomes("ready");
+    let _back = take(&node, "mlx5_0");
+    let report = agent.becomes("not-ready");
+    finding(&report, "NoRdmaDevices");
+}
+
+/// Never seen here: nothing is known, and nothing is accused.
+#[test]
+fn adapters_that_were_always_elsewhere_are_not_missing() {
+    let node = Node::new(1, 0);
+    let function = node.tree.function("0000:40:00.0", ("0x15b3", "0x1021"), "0x020700", "vfio-pci");
+    assert!(function.exists());
+    let report = node.check(&[]).exits(3).json();
+    assert_eq!(report["verdict"]["state"], "unknown");
+    assert_eq!(report["verdict"]["reason"], "HcasInPods");
+    assert!(find(&report, "NoRdmaDevices").is_none());
+}
