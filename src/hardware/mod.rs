@@ -3,6 +3,7 @@
 
 pub mod gpu;
 pub mod hca;
+mod hypervisor;
 pub mod nccl;
 pub mod pci;
 pub mod pcie;
@@ -10,8 +11,7 @@ pub mod surroundings;
 pub mod topology;
 
 use std::{
-    fs,
-    io::{self, Read},
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -114,7 +114,7 @@ impl Inventory {
         let hcas = hca::discover(roots);
         let gpus = gpu::discover(roots);
         let bare_functions = hca::bare_functions(roots, &hcas);
-        let topology = topology_kind(roots, &gpus, &hcas);
+        let topology = hypervisor::topology_kind(roots, &gpus, &hcas);
         Self {
             boot_id: read_trimmed(&roots.procfs.join("sys/kernel/random/boot_id")).unwrap_or_default(),
             booted_at: booted_at(roots),
@@ -217,45 +217,6 @@ fn nvidia_module(roots: &Roots) -> Option<NvidiaModule> {
         word.contains('.') && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
     })?;
     Some(NvidiaModule { version: version.to_owned(), open: line.contains("Open Kernel Module") })
-}
-
-/// A machine is virtual when it says so itself: by its firmware's name, by a hypervisor's bus on the
-/// way to a device, by its processor, or, where that says nothing, by paravirtual PCI functions.
-fn topology_kind(roots: &Roots, gpus: &[GpuFacts], hcas: &[HcaFacts]) -> TopologyKind {
-    let dmi = |name: &str| read_trimmed(&roots.sysfs.join("class/dmi/id").join(name)).unwrap_or_default();
-    let named = ["sys_vendor", "product_name"].map(dmi).iter().any(|text| {
-        ["QEMU", "KVM", "Virtual Machine", "VMware", "Xen", "Bochs", "HVM domU", "OpenStack"]
-            .iter()
-            .any(|v| text.contains(v))
-    });
-    let foreign = gpus.iter().any(|g| g.path.foreign) || hcas.iter().any(|h| h.path.foreign);
-    if named || foreign || below_a_hypervisor(roots).unwrap_or_else(|| has_paravirtual_functions(roots)) {
-        TopologyKind::Virtual
-    } else {
-        TopologyKind::Physical
-    }
-}
-
-/// What an x86 processor says of itself; others say nothing.
-fn below_a_hypervisor(roots: &Roots) -> Option<bool> {
-    /// The first processor's lines are enough, and a large machine's file is slow to read.
-    const FIRST_PROCESSOR: u64 = 8 << 10;
-    let mut text = String::new();
-    let file = fs::File::open(roots.procfs.join("cpuinfo")).ok()?;
-    file.take(FIRST_PROCESSOR).read_to_string(&mut text).ok()?;
-    let flags = text.lines().find(|l| l.starts_with("flags"))?;
-    Some(flags.split_whitespace().any(|f| f == "hypervisor"))
-}
-
-/// QEMU's bridges, or virtio on a root bus. Behind real bridges virtio is a card of the cloud's, as
-/// bare metal has it too.
-fn has_paravirtual_functions(roots: &Roots) -> bool {
-    let on_root_bus = |dir: &Path| resolve(dir).is_ok_and(|d| PciPath::parse(&d).bridges.is_empty());
-    pci_functions(roots).iter().any(|(dir, _)| match read_hex(&dir.join("vendor")) {
-        Some(0x1b36) => true,
-        Some(0x1af4) => on_root_bus(dir),
-        _ => false,
-    })
 }
 
 /// All PCI functions with their resolved directories, in the order of their addresses.
