@@ -88,6 +88,7 @@ pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
 async fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let started_at = Timestamp::now();
     let mut inventory = context.machine.inventory();
+    context.warn_of_foreign_file(&inventory);
     narrow(&mut inventory, arguments)?;
     let mut memory = context.store.load(&inventory.boot_id);
     if let Some(report) = &memory.report {

@@ -8,6 +8,7 @@ mod probe;
 mod recheck;
 mod run;
 mod status;
+mod topology;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -15,7 +16,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub use context::Context;
 
-use crate::{config::ConfigError, simulate::ProfileError};
+use crate::{config::ConfigError, hardware::TopologyError, simulate::ProfileError};
 
 /// Exit statuses, beside those of [`exit::of_state`].
 pub mod exit {
@@ -93,6 +94,8 @@ pub enum Command {
     Status(status::Arguments),
     /// Ask the running agent for a check now
     Recheck(status::Arguments),
+    /// Show the machine as a tree, and how far each GPU is from each HCA
+    Topology(topology::Arguments),
     /// Explain a reason: what it means, how it is detected, what to do
     Explain(explain::Arguments),
     /// Remove every label, annotation and condition of this agent from Nodes
@@ -111,6 +114,9 @@ pub enum CliError {
     /// The profile was refused.
     #[error(transparent)]
     Profile(#[from] ProfileError),
+    /// The topology file was refused.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
     /// The command line asks for what is not there.
     #[error("{0}")]
     Usage(String),
@@ -127,7 +133,7 @@ impl CliError {
     #[must_use]
     pub fn exit(&self) -> ExitCode {
         match self {
-            Self::Config(_) | Self::Profile(_) | Self::Usage(_) => ExitCode::from(exit::USAGE),
+            Self::Config(_) | Self::Profile(_) | Self::Topology(_) | Self::Usage(_) => ExitCode::from(exit::USAGE),
             Self::Unknown(_) => ExitCode::from(3),
             Self::Internal(_) => ExitCode::from(exit::INTERNAL),
         }
@@ -144,6 +150,7 @@ pub fn dispatch(cli: Cli) -> Outcome {
         Command::Run => run::main(&cli.global),
         Command::Status(arguments) => status::main(&cli.global, &arguments),
         Command::Recheck(arguments) => recheck::main(&cli.global, &arguments),
+        Command::Topology(arguments) => topology::main(&cli.global, &arguments),
         Command::Explain(arguments) => explain::main(&arguments),
         Command::Cleanup(arguments) => cleanup::main(&cli.global, &arguments),
         Command::Probe => probe::main(),

@@ -16,6 +16,9 @@ pub(super) fn main(global: &Global) -> Outcome {
     for text in context.config.not_yet() {
         tracing::warn!("{text}");
     }
+    if context.config.hardware.topology_file.is_some() {
+        context.warn_of_foreign_file(&context.machine.inventory());
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

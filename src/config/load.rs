@@ -176,6 +176,13 @@ fn validate(config: &Config) -> Result<(), Problem> {
         "publish.prefix",
         format!("is `{}`; must be a lower-case DNS name of at most 253 characters", config.publish.prefix),
     )?;
+    if let Some(file) = &config.hardware.topology_file {
+        must(
+            file.is_absolute(),
+            "hardware.topologyFile",
+            format!("is `{}`; must be an absolute path on the node", file.display()),
+        )?;
+    }
     validate_selectors("check.select.hcas", &check.select.hcas)?;
     for (i, resource) in config.resources.iter().enumerate() {
         let key = format!("resources[{i}].name");
@@ -295,6 +302,7 @@ mod tests {
             ("resources: [ { select: [ {} ] } ]", "resources[0].select[0]", "empty"),
             ("resources: [ { select: [ { vendor: mellanox } ] } ]", "resources[0].select[0].vendor", "0x15b3"),
             ("resources: [ { select: [ { pci: \"1b:00\" } ] } ]", "resources[0].select[0].pci", "0000:1b:00.0"),
+            ("hardware: { topologyFile: topo.xml }", "hardware.topologyFile", "absolute path"),
             ("http: { listen: everywhere }", "http.listen", "9477"),
             ("bogus: 1", "bogus", "unknown field"),
         ] {

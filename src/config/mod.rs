@@ -362,7 +362,6 @@ impl Config {
         say(!self.policy.expect.is_empty(), "policy.expect");
         say(self.publish.mode == PublishMode::Nfd, "publish.mode: nfd");
         say(self.cdi.enabled, "cdi.enabled");
-        say(self.hardware.topology_file.is_some(), "hardware.topologyFile");
         for (i, resource) in self.resources.iter().enumerate() {
             say(resource.kind == ResourceKind::Pair, &format!("resources[{i}].kind: pair"));
             say(resource.pre_start, &format!("resources[{i}].preStart"));

@@ -297,6 +297,22 @@ catalogue! {
         "No port of any HCA was ever ACTIVE.",
         "Every port's state since the agent's store began.",
         "If this node should be on the RDMA network, see its cables and links; else there is nothing to do.";
+    AcsRedirect, Node, lasting,
+        "Bridges between a GPU and its HCA redirect what passes between them up to the root complex.",
+        "A pair that counts meets under a PCIe switch, and a bridge below the meeting point has request redirect, completion redirect or egress control set in its ACS control register.",
+        "On bare metal that runs no virtual machines, turn ACS off for these bridges, in the firmware or by `pci=disable_acs_redir=` on the kernel's command line; registrations work either way, transfers are slower, and some platforms fail them.";
+    IommuTranslating, Node, lasting,
+        "The IOMMU translates what passes between a GPU and its HCA.",
+        "The type of the device's IOMMU group is DMA or DMA-FQ (`iommu_group/type` in sysfs).",
+        "On x86 bare metal boot with `iommu=pt`, so that devices reach memory without translation; registrations work either way, transfers may be slower or fail.";
+    PcieDegraded, Hardware, lasting,
+        "A PCIe link trained below what both its ends can do.",
+        "The link of a GPU is narrower, or that of an HCA narrower or slower, than the lesser maximum of the device and of the port that it is plugged into.",
+        "Reseat the card or its riser and look for PCIe errors in the kernel log; if the firmware or the slot limits it on purpose, there is nothing to do.";
+    CrossSocketPath, Hardware, lasting,
+        "A GPU has no HCA on its own socket: all its traffic crosses between the processors.",
+        "The GPU's NUMA node belongs to another socket than the NUMA node of every HCA.",
+        "If the machine has a slot for an HCA there, use it; else keep network-heavy jobs on the GPUs of the other socket.";
     GpuGdrUnsupported, Hardware, lasting,
         "The GPU has no GPUDirect RDMA.",
         "CUDA's attributes for GPUDirect RDMA and dma-buf are both 0.",

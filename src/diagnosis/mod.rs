@@ -4,6 +4,7 @@ mod advice;
 pub mod catalogue;
 mod causes;
 mod gather;
+mod platform;
 mod refine;
 mod results;
 mod rules;
@@ -14,7 +15,7 @@ use crate::{
     config::Config,
     hardware::{Inventory, Surroundings},
     probe::Rows,
-    report::{Finding, Gpu, Hca, Pair},
+    report::{Finding, Gpu, Hca, Pair, Reason},
 };
 
 pub use catalogue::{Entry, entry};
@@ -37,11 +38,18 @@ pub struct Facts<'a> {
     pub pairs: &'a [Pair],
 }
 
+/// Whether a reason is advice alone, that never explains a node's state.
+#[must_use]
+pub fn is_advice(reason: Reason) -> bool {
+    platform::ADVICE.contains(&reason)
+}
+
 /// All findings: one for each reason, with its GPUs and HCAs; worst first, and among equals the
 /// more specific first (the catalogue's order).
 #[must_use]
 pub fn diagnose(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings = rules::all(facts);
+    findings.extend(platform::all(facts));
     findings.sort_by_key(|f| (f.severity, catalogue::position(f.reason)));
     findings
 }

@@ -1,6 +1,6 @@
 //! NVIDIA GPUs: PCI functions of classes 0300 and 0302, and what `/proc/driver/nvidia` says of them.
 
-use std::fs;
+use std::{fs, io::Read};
 
 use super::{PciAddress, PciPath, Roots, link_name, pci_functions, read_hex, read_numa, resolve};
 
@@ -80,5 +80,6 @@ fn information(roots: &Roots, pci: PciAddress) -> Information {
 /// A function that is gone answers every read of its configuration space with ones. A file that
 /// can't be read, or is cut short, says nothing.
 fn reads_as_ones(config: &std::path::Path) -> bool {
-    fs::read(config).is_ok_and(|bytes| bytes.len() >= 4 && bytes.iter().take(4).all(|b| *b == 0xff))
+    let mut ids = [0; 4];
+    fs::File::open(config).and_then(|mut f| f.read_exact(&mut ids)).is_ok_and(|()| ids == [0xff; 4])
 }

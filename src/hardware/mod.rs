@@ -3,23 +3,29 @@
 
 pub mod gpu;
 pub mod hca;
+mod hypervisor;
+pub mod nccl;
 pub mod pci;
+pub mod pcie;
 pub mod surroundings;
 pub mod topology;
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use jiff::Timestamp;
 
 pub use gpu::GpuFacts;
 pub use hca::{BareFunction, DeviceNode, HcaFacts};
+pub use nccl::{TopologyError, TopologyFile};
 pub use pci::{PciAddress, PciPath};
+pub use pcie::{Acs, Lanes, Link, PcieFacts, Platform};
 pub use surroundings::Surroundings;
 
-use crate::report::{Hca, TopologyKind, Transport};
+use crate::report::{Distance, Hca, TopologyKind, Transport};
 
 /// Where the machine's file systems are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,6 +101,10 @@ pub struct Inventory {
     pub peermem: bool,
     /// Whether `ib_uverbs` is there.
     pub uverbs: bool,
+    /// PCIe, IOMMU and sockets.
+    pub platform: Platform,
+    /// What replaces the tree's distances.
+    pub file: Option<Arc<TopologyFile>>,
 }
 
 impl Inventory {
@@ -104,10 +114,13 @@ impl Inventory {
         let hcas = hca::discover(roots);
         let gpus = gpu::discover(roots);
         let bare_functions = hca::bare_functions(roots, &hcas);
+        let topology = hypervisor::topology_kind(roots, &gpus, &hcas);
         Self {
             boot_id: read_trimmed(&roots.procfs.join("sys/kernel/random/boot_id")).unwrap_or_default(),
             booted_at: booted_at(roots),
-            topology: topology_kind(roots, &gpus, &hcas),
+            topology,
+            platform: Platform::read(roots, &gpus, &hcas, topology == TopologyKind::Virtual),
+            file: None,
             nvidia: nvidia_module(roots),
             functions: list_dir(&roots.sysfs.join("bus/pci/devices")).len(),
             peermem: peermem(roots),
@@ -150,6 +163,30 @@ impl Inventory {
             || roots.sysfs.join("class/infiniband_verbs").is_dir() != self.uverbs
     }
 
+    /// Takes distances from a topology file. One that knows no pair of this machine changes nothing.
+    #[must_use]
+    pub fn with_file(mut self, file: Option<&Arc<TopologyFile>>) -> Self {
+        self.file = file.cloned();
+        let knows = |g: &GpuFacts, h: &HcaFacts| self.by_file(g, h).is_some();
+        if self.gpus.iter().any(|g| self.hcas.iter().any(|h| knows(g, h))) {
+            self.topology = TopologyKind::File;
+        }
+        self
+    }
+
+    fn by_file(&self, gpu: &GpuFacts, hca: &HcaFacts) -> Option<Distance> {
+        self.file.as_ref()?.distance(gpu.pci, hca.pci?)
+    }
+
+    /// How far a GPU and an HCA are apart: by the file where it has both, else by the PCI tree.
+    #[must_use]
+    pub fn distance(&self, gpu: &GpuFacts, hca: &HcaFacts) -> Distance {
+        self.by_file(gpu, hca).unwrap_or_else(|| {
+            let seat = |path, numa| topology::Seat { path, numa };
+            topology::distance(seat(&gpu.path, gpu.numa), seat(&hca.path, hca.numa))
+        })
+    }
+
     /// An HCA by its name.
     #[must_use]
     pub fn hca(&self, name: &str) -> Option<&HcaFacts> {
@@ -180,21 +217,6 @@ fn nvidia_module(roots: &Roots) -> Option<NvidiaModule> {
         word.contains('.') && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
     })?;
     Some(NvidiaModule { version: version.to_owned(), open: line.contains("Open Kernel Module") })
-}
-
-/// A machine is virtual when it says so itself: by its firmware's name, by paravirtual PCI
-/// functions, or by a hypervisor's bus on the way to a GPU.
-fn topology_kind(roots: &Roots, gpus: &[GpuFacts], hcas: &[HcaFacts]) -> TopologyKind {
-    let dmi = |name: &str| read_trimmed(&roots.sysfs.join("class/dmi/id").join(name)).unwrap_or_default();
-    let named = ["sys_vendor", "product_name"].map(dmi).iter().any(|text| {
-        ["QEMU", "KVM", "Virtual Machine", "VMware", "Xen", "Bochs", "HVM domU", "OpenStack"]
-            .iter()
-            .any(|v| text.contains(v))
-    });
-    let foreign = gpus.iter().any(|g| g.path.foreign) || hcas.iter().any(|h| h.path.foreign);
-    let paravirtual =
-        pci_functions(roots).iter().any(|(dir, _)| matches!(read_hex(&dir.join("vendor")), Some(0x1af4 | 0x1b36)));
-    if named || foreign || paravirtual { TopologyKind::Virtual } else { TopologyKind::Physical }
 }
 
 /// All PCI functions with their resolved directories, in the order of their addresses.

@@ -22,6 +22,12 @@ impl PciAddress {
     pub const fn new(domain: u32, bus: u8, device: u8, function: u8) -> Self {
         Self { domain, bus, device: device & 0x1f, function: function & 7 }
     }
+
+    /// The first function of the same device.
+    #[must_use]
+    pub const fn first_function(self) -> Self {
+        Self { function: 0, ..self }
+    }
 }
 
 impl fmt::Display for PciAddress {
@@ -92,7 +98,7 @@ impl PciPath {
             } else if part.starts_with("pci") && part.contains(':') {
                 part.clone_into(&mut path.root);
                 functions.clear();
-            } else if part.starts_with("VMBUS") || part.starts_with("LNXSYSTM") {
+            } else if part.starts_with("VMBUS") || is_guid(part) {
                 path.foreign = true;
             }
         }
@@ -100,6 +106,11 @@ impl PciPath {
         path.bridges = functions;
         path
     }
+}
+
+/// Devices of Hyper-V's bus are called by a GUID, whatever the bus itself is called.
+fn is_guid(part: &str) -> bool {
+    part.split('-').map(str::len).eq([8, 4, 4, 4, 12]) && part.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
 #[cfg(test)]

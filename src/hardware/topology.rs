@@ -4,7 +4,7 @@
 //! upstream port and a downstream port for each device), so two devices of one switch share all
 //! bridges but one each.
 
-use super::PciPath;
+use super::{PciAddress, PciPath};
 use crate::report::Distance;
 
 /// Where a device sits.
@@ -25,12 +25,25 @@ pub fn distance(a: Seat<'_>, b: Seat<'_>) -> Distance {
             _ => Distance::Sys,
         };
     }
-    let common = a.path.bridges.iter().zip(&b.path.bridges).take_while(|(a, b)| a == b).count();
+    let common = shared(a.path, b.path);
     if common == 0 {
         return Distance::Phb;
     }
     let private = |seat: Seat<'_>| seat.path.bridges.len() - common;
     if private(a) <= 1 && private(b) <= 1 { Distance::Pix } else { Distance::Pxb }
+}
+
+/// The bridges between two devices that meet below a host bridge, without those that lead up from
+/// where they meet; none where they meet nowhere below it.
+#[must_use]
+pub fn private_bridges(a: &PciPath, b: &PciPath) -> Option<Vec<PciAddress>> {
+    let common = if a.root == b.root && !a.root.is_empty() { shared(a, b) } else { 0 };
+    (common > 0).then(|| a.bridges[common..].iter().chain(&b.bridges[common..]).copied().collect())
+}
+
+/// How many bridges lead to both.
+fn shared(a: &PciPath, b: &PciPath) -> usize {
+    a.bridges.iter().zip(&b.bridges).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The one seam of simulation: what is here, and does it work.
 
-use std::{collections::BTreeMap, future::Future, path::PathBuf, pin::Pin, time::Duration};
+use std::{collections::BTreeMap, future::Future, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
     DRIVER_CONTAINER, Found, Plan, Row, Supervisor, find_libcuda,
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     config::{Config, Driver},
-    hardware::{GpuFacts, HcaFacts, Inventory, PciAddress, Roots, Surroundings},
+    hardware::{GpuFacts, HcaFacts, Inventory, PciAddress, Roots, Surroundings, TopologyFile},
     report::{Method, Transport},
 };
 
@@ -60,19 +60,26 @@ pub struct RealMachine {
     roots: Roots,
     driver: Driver,
     supervisor: Supervisor,
+    topology: Option<Arc<TopologyFile>>,
 }
 
 impl RealMachine {
     /// Reads beneath `roots`, and starts children that lock in `run_dir`.
     #[must_use]
     pub fn new(roots: Roots, config: &Config, run_dir: &std::path::Path) -> Self {
-        Self { roots, driver: config.driver.clone(), supervisor: Supervisor::new(run_dir) }
+        Self { roots, driver: config.driver.clone(), supervisor: Supervisor::new(run_dir), topology: None }
+    }
+
+    /// Takes distances from a topology file.
+    #[must_use]
+    pub fn with_topology(self, topology: Option<Arc<TopologyFile>>) -> Self {
+        Self { topology, ..self }
     }
 }
 
 impl Machine for RealMachine {
     fn inventory(&self) -> Inventory {
-        Inventory::read(&self.roots)
+        Inventory::read(&self.roots).with_file(self.topology.as_ref())
     }
 
     fn changed_since(&self, last: &Inventory) -> bool {

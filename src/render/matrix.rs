@@ -6,8 +6,8 @@ use super::Style;
 use crate::report::{Finding, Gpu, GpuRole, Hca, HcaRole, MethodResult, Outcome, Pair, Report, Severity, State};
 
 /// Width that everything fits into.
-const WIDTH: usize = 80;
-const GPU_COLUMN: usize = 16;
+pub(super) const WIDTH: usize = 80;
+pub(super) const GPU_COLUMN: usize = 16;
 const CELL: usize = 8;
 
 /// The whole report for people.
@@ -90,7 +90,7 @@ fn block(out: &mut String, report: &Report, hcas: &[Hca], style: Style) {
     }
 }
 
-fn end_line(out: &mut String) {
+pub(super) fn end_line(out: &mut String) {
     out.truncate(out.trim_end_matches(' ').len());
     out.push('\n');
 }
@@ -181,7 +181,7 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
 }
 
 /// Names longer than a column keep their end, which is what tells them apart.
-fn clip(text: &str, width: usize) -> String {
+pub(super) fn clip(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width {
         text.to_owned()

@@ -21,6 +21,12 @@ impl Style {
         Self { colour: false }
     }
 
+    /// As on a terminal.
+    #[cfg(test)]
+    pub(super) const fn coloured() -> Self {
+        Self { colour: true }
+    }
+
     fn paint(self, code: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }

@@ -164,6 +164,14 @@ reasons! {
     RailMissing,
     /// Every HCA is in a pod or bound to vfio-pci.
     HcasInPods,
+    /// Bridges send what passes between a GPU and its HCA up to the root complex.
+    AcsRedirect,
+    /// The IOMMU translates what passes between a GPU and its HCA.
+    IommuTranslating,
+    /// A PCIe link trained below what both its ends can do.
+    PcieDegraded,
+    /// A GPU has no HCA on its own socket.
+    CrossSocketPath,
     /// GPUDirect RDMA was never set up here.
     NotConfigured,
     /// Checks are paused by an annotation.

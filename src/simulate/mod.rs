@@ -6,14 +6,14 @@ mod profiles;
 
 use std::{
     path::PathBuf,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 pub use profile::{Fault, Profile, ProfileError};
 pub use profiles::NAMES;
 
 use crate::{
-    hardware::{Inventory, PciAddress, Surroundings},
+    hardware::{Inventory, PciAddress, Surroundings, TopologyFile},
     probe::{Answer, Machine, Row, Task},
 };
 
@@ -25,6 +25,7 @@ pub struct SimulatedMachine {
     /// The faults at the last look.
     seen: Mutex<Vec<Fault>>,
     boot_id: String,
+    topology: Option<Arc<TopologyFile>>,
 }
 
 impl SimulatedMachine {
@@ -34,7 +35,13 @@ impl SimulatedMachine {
         let last = file.as_deref().map_or_else(|| Ok(Profile::built_in(profile)), Profile::read)?;
         last.machine()?;
         let seen = Mutex::new(last.faults.clone());
-        Ok(Self { file, last: Mutex::new(last), seen, boot_id })
+        Ok(Self { file, last: Mutex::new(last), seen, boot_id, topology: None })
+    }
+
+    /// Takes distances from a topology file.
+    #[must_use]
+    pub fn with_topology(self, topology: Option<Arc<TopologyFile>>) -> Self {
+        Self { topology, ..self }
     }
 
     /// The profile as it is now; one that can't be read any more leaves the last one in force.
@@ -53,7 +60,7 @@ impl SimulatedMachine {
     fn shown(&self, profile: &Profile) -> Inventory {
         let mut inventory = profile.machine().unwrap_or_else(|_| profiles::empty());
         inventory.boot_id.clone_from(&self.boot_id);
-        inventory
+        inventory.with_file(self.topology.as_ref())
     }
 
     /// Whether the faults are others than at the last call: a fault in a registration shows only to

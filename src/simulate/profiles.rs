@@ -1,7 +1,7 @@
 //! The machines that are built in.
 
 use crate::{
-    hardware::{GpuFacts, HcaFacts, Inventory, NvidiaModule, PciAddress, PciPath},
+    hardware::{GpuFacts, HcaFacts, Inventory, NvidiaModule, PciAddress, PciPath, Platform},
     report::{Port, TopologyKind, Transport},
 };
 
@@ -31,6 +31,8 @@ pub(super) fn empty() -> Inventory {
         nvidia: None,
         peermem: false,
         uverbs: false,
+        platform: Platform::default(),
+        file: None,
     }
 }
 
@@ -41,6 +43,7 @@ fn hgx_h100() -> Inventory {
         nvidia: Some(NvidiaModule { version: "570.133.20".to_owned(), open: true }),
         peermem: true,
         uverbs: true,
+        platform: Platform { sockets: [(0, 0), (1, 1)].into(), ..Platform::default() },
         ..empty()
     };
     for (root, numa) in SWITCHES {

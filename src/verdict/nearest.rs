@@ -3,10 +3,7 @@
 
 use super::roles::Roles;
 use crate::{
-    hardware::{
-        Inventory,
-        topology::{Seat, distance},
-    },
+    hardware::Inventory,
     report::{Distance, HcaRole},
 };
 
@@ -21,14 +18,8 @@ pub(super) struct Nearest {
 
 pub(super) fn find(inventory: &Inventory, roles: &Roles) -> Nearest {
     let hcas = &inventory.hcas;
-    let distances: Vec<Vec<Distance>> = inventory
-        .gpus
-        .iter()
-        .map(|g| {
-            let gpu = Seat { path: &g.path, numa: g.numa };
-            hcas.iter().map(|h| distance(gpu, Seat { path: &h.path, numa: h.numa })).collect()
-        })
-        .collect();
+    let distances: Vec<Vec<Distance>> =
+        inventory.gpus.iter().map(|g| hcas.iter().map(|h| inventory.distance(g, h)).collect()).collect();
     let counts = |h: usize| matches!(roles.hcas[h], HcaRole::Eligible | HcaRole::Away) && !roles.shut[h];
     let candidates: Vec<usize> = (0..hcas.len())
         .filter(|h| {

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use crate::{
-    diagnosis::Facts,
+    diagnosis::{Facts, is_advice},
     report::{Finding, GpuRole, HcaRole, Method, Outcome, Pair, Reason, Severity, State, Verdict},
     store::Memory,
 };
@@ -37,7 +37,9 @@ pub fn judge(view: &View<'_>) -> Verdict {
 fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     let facts = view.facts;
     let served: Vec<Option<bool>> = facts.gpus.iter().filter(|g| g.role.counts()).map(|g| g.served).collect();
-    let worst = || view.findings.first().map_or(Reason::RailMissing, |f| f.reason);
+    // Advice explains no state.
+    let telling = || view.findings.iter().find(|f| !is_advice(f.reason));
+    let worst = || telling().map_or(Reason::RailMissing, |f| f.reason);
     let rail_without_port =
         facts.inventory.hcas.iter().zip(facts.hcas).any(|(f, h)| h.rail && h.role != HcaRole::Away && !f.usable());
     let rail_unproven = facts

@@ -1,6 +1,9 @@
 //! The binary under test, away from this machine's own agent, and machines made of files.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod look;
+pub(crate) mod topology;
+
 use std::{
     fs,
     os::unix::fs::symlink,
@@ -19,6 +22,10 @@ pub(crate) const HEAD: &str = "apiVersion: gdr-agent/v1\nkind: Configuration\n";
 pub(crate) const PROFILE: &str = "apiVersion: gdr-agent/v1\nkind: Profile\nbase: hgx-h100\n";
 /// The boot id of a machine made of files.
 pub(crate) const BOOT_ID: &str = "5f0e3c1a-9d52-4a3e-8d8b-0c6a4e0b7f11";
+
+/// What `/proc/driver/nvidia/version` says of the open module.
+pub(crate) const DRIVER_VERSION: &str =
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build\n";
 
 /// The binary under test.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_gdr-agent");
