@@ -3,6 +3,10 @@
 use super::Facts;
 use crate::report::{Method, Outcome, Reason};
 
+/// The reasons that are nothing else.
+pub(super) const ADVICE: &[Reason] =
+    &[Reason::PodsMemlockLow, Reason::MemoryPeersAbsent, Reason::OldDriverP2pRace, Reason::LargeMappingFault];
+
 /// All advice, with what it was concluded from.
 pub(super) fn all(facts: &Facts<'_>) -> Vec<(Reason, String)> {
     [memlock_of_pods(facts), memory_peers(facts), both_modules(facts), p2p_race(facts), large_mappings(facts)]

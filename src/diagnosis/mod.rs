@@ -41,7 +41,7 @@ pub struct Facts<'a> {
 /// Whether a reason is advice alone, that never explains a node's state.
 #[must_use]
 pub fn is_advice(reason: Reason) -> bool {
-    platform::ADVICE.contains(&reason)
+    platform::ADVICE.contains(&reason) || advice::ADVICE.contains(&reason)
 }
 
 /// All findings: one for each reason, with its GPUs and HCAs; worst first, and among equals the

@@ -372,7 +372,27 @@ fn no_case_leaves_anything_in_the_kernel() {
         // The kernel's own: the list can be read at all.
         assert!(!held(case, "left", "pd").is_empty(), "{case}: not even the kernel's own PD");
     }
-    assert_eq!(looks, 23, "cases, and looks after a kill");
+    assert_eq!(looks, 24, "cases, and looks after a kill");
+}
+
+/// A child in a wait that no signal ends: the agent goes on, says where it hangs, starts no second one for that GPU,
+/// and checks again when the kernel lets it go.
+#[test]
+#[ignore = "boots a virtual machine: make vm-test"]
+fn a_child_that_survives_sigkill_is_alone_until_it_is_gone() {
+    let states = section("stuck", "children");
+    assert_eq!(states.lines().count(), 1, "children: {states}\n{}", section("stuck", "log"));
+    assert!(states.contains("D (disk sleep)"), "{states}");
+    let held = Check { case: "stuck", report: serde_json::from_str(section("stuck", "held")).expect("a report") };
+    held.same("/pairs/0/peermem/outcome", &json!("unknown"));
+    held.same("/pairs/0/peermem/step", &json!("cuMemAlloc"));
+    held.verdict("unknown", "ProbeTimeout");
+    held.finding("ProbeTimeout", "agent");
+    assert!(section("stuck", "answers").contains("unknown"), "{}", section("stuck", "answers"));
+    let thawed = Check { case: "stuck", report: serde_json::from_str(section("stuck", "thawed")).expect("a report") };
+    thawed.verdict("ready", "AllRailsVerified");
+    assert_eq!(section("stuck", "children-left"), "0");
+    assert_eq!(section("stuck", "agent"), "0", "{}", section("stuck", "log"));
 }
 
 #[test]

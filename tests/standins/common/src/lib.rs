@@ -80,6 +80,7 @@ fn carry_out(what: &str, item: &str) -> Option<Fault> {
                 std::thread::sleep(Duration::from_secs(3600));
             }
         }
+        "write" => std::fs::write(value, "x").unwrap_or_else(|error| eprintln!("standin: {item}: {error}")),
         "exit" => std::process::exit(value.parse().unwrap_or_else(|_| refuse(item))),
         "crash" => {
             let signal = match value {
