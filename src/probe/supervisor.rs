@@ -367,7 +367,7 @@ mod tests {
             path
         };
         let (old, young, other) = (make("probe-1-0", 3), make("probe-2-0", 1), make("something", 3));
-        Supervisor::new(dir.path());
+        let _swept = Supervisor::new(dir.path());
         assert_eq!((old.exists(), young.exists(), other.exists()), (false, true, true));
     }
 }
