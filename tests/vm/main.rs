@@ -4,6 +4,8 @@
 //! `tests/vm/guest/run` is what happens in there. It needs QEMU and half a minute: `make vm-test`.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod tree;
+
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::LazyLock;
@@ -12,21 +14,26 @@ use serde_json::{Value, json};
 
 const GPU: &str = "0000:13:00.0";
 
-/// What the guest wrote: by case and section.
-static GUEST: LazyLock<BTreeMap<String, BTreeMap<String, String>>> = LazyLock::new(|| {
+/// What a case wrote, by section.
+type Sections = BTreeMap<String, String>;
+
+static GUEST: LazyLock<BTreeMap<String, Sections>> = LazyLock::new(|| boot("run"));
+
+/// What a guest's script wrote, by case.
+fn boot(script: &str) -> BTreeMap<String, Sections> {
     // The script dies with this process, and QEMU with the script.
     let output = Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vm/boot")])
+        .args(["--pdeathsig", "KILL", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vm/boot"), script])
         .output()
         .expect("setpriv, of util-linux, is on this machine");
     let text = String::from_utf8_lossy(&output.stdout);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "the virtual machine has not come to its end:\n{text}\n{said}");
     parse(&text)
-});
+}
 
-fn parse(text: &str) -> BTreeMap<String, BTreeMap<String, String>> {
-    let mut cases = BTreeMap::<String, BTreeMap<String, String>>::new();
+fn parse(text: &str) -> BTreeMap<String, Sections> {
+    let mut cases = BTreeMap::<String, Sections>::new();
     let (mut case, mut section) = (None, String::new());
     for line in text.lines() {
         if let Some(name) = line.strip_prefix("@@CASE ") {
