@@ -11,8 +11,8 @@ use tokio::sync::Semaphore;
 
 use crate::{
     config::{ByteSize, Config},
-    hardware::{Inventory, Surroundings},
-    probe::{Machine, Rows, Task},
+    hardware::{GpuFacts, Inventory, Surroundings},
+    probe::{Machine, Row, Rows, Step, Task},
     report::Outcome,
     store::Memory,
     verdict::{self, Assessment, Input, hcas_to_probe, is_checked},
@@ -30,6 +30,14 @@ pub struct Checked {
 }
 
 impl Checked {
+    /// What is known when not even sysfs can be read: of each pair, that nothing is.
+    #[must_use]
+    pub fn blind(inventory: &Inventory, config: &Config) -> Self {
+        let hcas = hcas_to_probe(inventory, config);
+        let row = |gpu: &GpuFacts| (gpu.pci, Row::never_began(Step::Sysfs, &hcas, &config.check.methods));
+        Self { rows: inventory.gpus.iter().filter(|gpu| is_checked(gpu)).map(row).collect(), ..Self::default() }
+    }
+
     /// Whether a transfer went wrong in it.
     #[must_use]
     pub fn has_failed_transfer(&self) -> bool {

@@ -4,6 +4,7 @@ pub mod check;
 mod lock;
 mod publish;
 mod run;
+mod sight;
 mod socket;
 
 pub use lock::RunError;

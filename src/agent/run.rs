@@ -21,6 +21,7 @@ use super::{
     check::{self, Checked, Progress},
     lock::{RunError, io_error, only_one},
     publish::{Pending, Published, same, write_report},
+    sight::{Blocked, Sight},
     socket::{self, CheckRequest},
 };
 use crate::{
@@ -36,8 +37,6 @@ use crate::{
 };
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// sysfs reads can block in a driver; one that takes longer is not waited for.
-const LOOK_DEADLINE: Duration = Duration::from_secs(5);
 const TRIGGERED_APART: Duration = Duration::from_secs(10);
 /// Pauses between checks while what was seen and what is published differ.
 const CONFIRM: [u64; 5] = [10, 30, 60, 120, 300];
@@ -49,7 +48,7 @@ pub async fn run(context: Context, run_dir: PathBuf) -> Result<(), RunError> {
     let end = CancellationToken::new();
     let work = async {
         let _lock = only_one(&run_dir).await?;
-        Agent::start(context, &run_dir, &end)?.live().await;
+        Agent::start(context, &run_dir, &end).await?.live().await;
         Ok(())
     };
     let result = tokio::select! {
@@ -83,12 +82,19 @@ struct Agent {
     next_check: Option<Instant>,
     last_triggered: Option<Instant>,
     unconfirmed: usize,
+    sight: Sight,
 }
 
 impl Agent {
-    fn start(context: Context, run_dir: &Path, end: &CancellationToken) -> Result<Self, RunError> {
+    async fn start(context: Context, run_dir: &Path, end: &CancellationToken) -> Result<Self, RunError> {
         let context = Arc::new(context);
-        let mut inventory = context.machine.inventory();
+        let sight = Sight::new(Arc::clone(&context.machine));
+        let mut inventory = loop {
+            match sight.read().await {
+                Ok(inventory) => break inventory,
+                Err(Blocked) => tracing::warn!("a driver blocks the first look at sysfs"),
+            }
+        };
         let mut memory = context.store.load(&inventory.boot_id);
         if let Some(report) = &memory.report {
             inventory.recall(&report.hcas);
@@ -116,6 +122,7 @@ impl Agent {
             next_check: (context.config.check.interval != Interval::Never).then(Instant::now),
             last_triggered: None,
             unconfirmed: 0,
+            sight,
             context,
         };
         agent.spawn_others(&state, requests_in, end)?;
@@ -197,14 +204,12 @@ impl Agent {
             Loopback::Start => !self.checked_here || self.checked.has_failed_transfer(),
             Loopback::Always => true,
         };
-        let last_seen = self.last_seen();
+        let (last_seen, last, sight) = (self.last_seen(), self.inventory.clone(), self.sight.clone());
         Box::pin(async move {
-            let machine = Arc::clone(&context.machine);
-            let inventory = tokio::task::spawn_blocking(move || machine.inventory()).await;
-            let Ok(mut inventory) = inventory else {
-                // Only a panic inside would do this; what was known stays.
-                tracing::error!("the look at the hardware broke off");
-                return (context.machine.inventory(), Checked::default(), started_at);
+            let Ok(mut inventory) = sight.read().await else {
+                tracing::warn!("a driver blocks the look at sysfs: no child is started");
+                let checked = Checked::blind(&last, &context.config);
+                return (last, checked, started_at);
             };
             inventory.recall(&last_seen);
             let checked = check::probe_all(
@@ -252,10 +257,7 @@ impl Agent {
 
     /// The passive tier: ports, modules, inventory.
     async fn look(&mut self) {
-        let machine = Arc::clone(&self.context.machine);
-        let last = self.inventory.clone();
-        let glance = tokio::task::spawn_blocking(move || machine.changed_since(&last).then(|| machine.inventory()));
-        let Ok(Ok(changed)) = tokio::time::timeout(LOOK_DEADLINE, glance).await else {
+        let Ok(changed) = self.sight.glance(self.inventory.clone()).await else {
             tracing::warn!("a driver blocks the look at sysfs");
             return;
         };

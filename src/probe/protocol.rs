@@ -55,6 +55,9 @@ pub enum Step {
     /// An earlier step of the row took all the time, or its child.
     #[serde(rename = "not reached")]
     NotReached,
+    /// Reading sysfs.
+    #[serde(rename = "sysfs")]
+    Sysfs,
     /// Giving up what it does not need.
     #[serde(rename = "sandbox")]
     Sandbox,

@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     ffi::sys,
-    hardware::PciAddress,
-    report::{Code, MethodResult, Outcome},
+    hardware::{HcaFacts, PciAddress},
+    report::{Code, Method, MethodResult, Outcome},
 };
 
 const STEP_DEADLINE: Duration = Duration::from_secs(10);
@@ -68,7 +68,7 @@ impl Supervisor {
                 Ok(_lock) => self.run_children(plan, uuid, found, limit, &mut row).await,
             }
         }
-        row.fill(plan);
+        row.fill(plan.hcas.iter().map(|target| target.name.as_str()), &plan.methods);
         row
     }
 
@@ -277,16 +277,25 @@ impl Row {
         self.stop(Step::Spawn, None, End::Refused(error.raw_os_error().map(Code::errno)), error.to_string());
     }
 
-    /// Gives every pair of the plan its result: what a child that ended too early left out has the
-    /// step at which it ended, or was not reached.
-    fn fill(&mut self, plan: &Plan) {
-        for target in &plan.hcas {
-            let own = self.stops.iter().find(|stop| stop.hca.as_deref() == Some(&target.name));
+    /// A row of which no step could be taken.
+    #[must_use]
+    pub fn never_began(step: Step, hcas: &[HcaFacts], methods: &[Method]) -> Self {
+        let mut row = Self::default();
+        row.stop(step, None, End::TimedOut, "a driver blocks it");
+        row.fill(hcas.iter().map(|hca| hca.name.as_str()), methods);
+        row
+    }
+
+    /// Gives every pair its result: what a child that ended too early left out has the step at which it
+    /// ended, or was not reached.
+    fn fill<'n>(&mut self, hcas: impl Iterator<Item = &'n str>, methods: &[Method]) {
+        for name in hcas {
+            let own = self.stops.iter().find(|stop| stop.hca.as_deref() == Some(name));
             let stop = own.or_else(|| self.stops.last());
             let result = MethodResult {
                 outcome: stop.map_or(Outcome::Unknown, Stopped::outcome),
                 step: stop.map(|stop| {
-                    let reached = stop.hca.as_deref().is_none_or(|hca| hca == target.name);
+                    let reached = stop.hca.as_deref().is_none_or(|hca| hca == name);
                     if reached { stop.step } else { Step::NotReached }.to_string()
                 }),
                 code: stop.and_then(|stop| stop.end.code()),
@@ -294,8 +303,8 @@ impl Row {
                 mr: None,
                 loopback: None,
             };
-            let answers = &mut self.hcas.entry(target.name.clone()).or_default().methods;
-            for method in &plan.methods {
+            let answers = &mut self.hcas.entry(name.to_owned()).or_default().methods;
+            for method in methods {
                 answers.entry(*method).or_insert_with(|| result.clone());
             }
         }
