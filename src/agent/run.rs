@@ -21,7 +21,7 @@ use super::{
     check::{self, Checked, Progress},
     lock::{RunError, io_error, only_one},
     publish::{Pending, Published, same, write_report},
-    sight::{Blocked, Sight},
+    sight::Sight,
     socket::{self, CheckRequest},
 };
 use crate::{
@@ -90,10 +90,10 @@ impl Agent {
         let context = Arc::new(context);
         let sight = Sight::new(Arc::clone(&context.machine));
         let mut inventory = loop {
-            match sight.read().await {
-                Ok(inventory) => break inventory,
-                Err(Blocked) => tracing::warn!("a driver blocks the first look at sysfs"),
+            if let Ok(inventory) = sight.read().await {
+                break inventory;
             }
+            tracing::warn!("a driver blocks the first look at sysfs");
         };
         let mut memory = context.store.load(&inventory.boot_id);
         if let Some(report) = &memory.report {
