@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use super::{Facts, causes, entry};
 use crate::{
     hardware::PciAddress,
-    probe::{Row, Step, outcome::is_memlock, protocol::Stopped},
+    probe::{
+        Row, Step,
+        outcome::is_memlock,
+        protocol::{End, Stopped},
+    },
     report::{Finding, GpuRole, HcaRole, Method, MethodResult, Outcome, Pair, Reason, Severity, Transport},
 };
 
@@ -169,7 +173,14 @@ fn stopped(gpu: PciAddress, row: &Row, stopped: &Stopped, facts: &Facts<'_>, out
         [stopped.step.to_string(), code.as_ref().map(ToString::to_string).unwrap_or_default(), stopped.detail.clone()];
     let evidence = evidence.into_iter().filter(|p| !p.is_empty()).collect::<Vec<_>>().join(": ");
     let (reason, severity) = causes::of_row(&stopped.end, stopped.step, facts.inventory.nvidia.is_some());
+    // Two witnesses: NVML calls it lost, and CUDA can't use it.
+    let lost = row.usage.as_ref().is_some_and(|usage| usage.lost)
+        && matches!(reason, Reason::CudaFailed | Reason::GpuNotVisible);
+    let (reason, severity) = if lost { (Reason::GpuLost, Severity::Error) } else { (reason, severity) };
     let raised = out.raise(reason, severity, Some(gpu), stopped.hca.as_deref(), evidence);
+    if stopped.hca.is_none() && stopped.spared().is_none() {
+        nvml(row, stopped, raised);
+    }
     if stopped.step == Step::LoadCuda {
         let places: Vec<_> = row.libcuda.iter().map(|p| p.display().to_string()).collect();
         push_new(
@@ -180,6 +191,17 @@ fn stopped(gpu: PciAddress, row: &Row, stopped: &Stopped, facts: &Facts<'_>, out
     for line in row.stderr.iter().take(3) {
         push_new(&mut raised.evidence, Some(format!("stderr: {line}")));
     }
+}
+
+/// What NVML says of a GPU that could not be checked.
+fn nvml(row: &Row, stopped: &Stopped, raised: &mut Raised) {
+    let Some(usage) = &row.usage else { return };
+    for line in usage.untold.iter().take(3) {
+        push_new(&mut raised.evidence, Some(format!("NVML: {line}")));
+    }
+    let anew = stopped.end == End::TimedOut && usage.persistence == Some(false);
+    let told = "persistence mode is off: the driver initialises the GPU anew for each process";
+    push_new(&mut raised.evidence, anew.then(|| told.to_owned()));
 }
 
 /// One pair by one method, where the row was not what ended it.

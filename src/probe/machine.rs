@@ -9,9 +9,10 @@ use super::{
     sandbox::{OwnDev, nvidia_nodes},
 };
 use crate::{
-    config::{Config, Driver},
+    config::{BusyGpus, Config, Driver, Kubelet},
     hardware::{GpuFacts, HcaFacts, Inventory, Roots},
     report::{Method, Transport},
+    usage::{Pods, Terms},
 };
 
 /// A future that a machine answers with.
@@ -30,6 +31,8 @@ pub struct Task {
     pub size: usize,
     /// Bytes of GPU memory to transfer over, when loopback is wanted.
     pub deep: Option<usize>,
+    /// What to do with a GPU in use.
+    pub busy: BusyGpus,
     /// For all of it.
     pub limit: Duration,
     /// Version of the NVIDIA kernel module.
@@ -58,13 +61,18 @@ pub struct RealMachine {
     roots: Roots,
     driver: Driver,
     supervisor: Supervisor,
+    pods: Pods,
 }
 
 impl RealMachine {
     /// Reads beneath `roots`, and starts children that lock in `run_dir`.
     #[must_use]
     pub fn new(roots: Roots, config: &Config, run_dir: &std::path::Path) -> Self {
-        Self { roots, driver: config.driver.clone(), supervisor: Supervisor::new(run_dir) }
+        // A machine of files has no kubelet, unless it is told where.
+        let live = roots.dev == Roots::default().dev;
+        let folder = &config.kubelet.pod_resources;
+        let pods = Pods::new((live || *folder != Kubelet::default().pod_resources).then_some(folder));
+        Self { roots, driver: config.driver.clone(), supervisor: Supervisor::new(run_dir), pods }
     }
 }
 
@@ -80,6 +88,11 @@ impl Machine for RealMachine {
     fn probe(&self, task: Task) -> Answer<'_> {
         Box::pin(async move {
             let found: Found = find_libcuda(&self.driver, task.driver.as_deref());
+            let terms = Terms {
+                busy: task.busy,
+                held_by: self.pods.holder(&task.gpu).await,
+                memory_is_node: task.gpu.memory_is_node,
+            };
             let plan = Plan {
                 gpu: task.gpu.pci,
                 libcuda: found.file.clone(),
@@ -92,6 +105,7 @@ impl Machine for RealMachine {
                 }),
                 methods: task.methods,
                 hcas: task.hcas.iter().map(|hca| target(hca, &self.roots)).collect(),
+                terms,
             };
             self.supervisor.probe(&plan, task.gpu.uuid.as_deref(), &found, task.limit).await
         })

@@ -18,8 +18,9 @@ use crate::{
     diagnosis,
     hardware::{GpuFacts, HcaFacts, Inventory},
     probe::{Rows, protocol::Stopped},
-    report::{API_VERSION, Finding, Gpu, Hca, HcaRole, Pair, Reason, Report, Verdict},
+    report::{API_VERSION, Finding, Gpu, Hca, HcaRole, Pair, Report, Verdict},
     store::Memory,
+    usage::Spared,
 };
 
 pub use pairs::remember;
@@ -141,7 +142,7 @@ fn gpu(input: &Input<'_>, roles: &roles::Roles, nearest: &nearest::Nearest, pair
         dma_buf_supported: row.and_then(|r| r.gpu.dma_buf),
         nearest: names,
         served: pairs::served(input, roles, nearest, pairs, g),
-        skipped: row.filter(|r| r.stops.iter().any(Stopped::is_busy)).map(|_| Reason::GpuBusy),
+        skipped: row.and_then(|r| r.stops.iter().find_map(Stopped::spared)).map(Spared::reason),
     }
 }
 

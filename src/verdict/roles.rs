@@ -4,8 +4,9 @@ use super::Input;
 use crate::{
     config::{Config, Function, Selector},
     hardware::{GpuFacts, HcaFacts, Inventory},
-    probe::Step,
+    probe::{Step, protocol::Stopped},
     report::{Code, GpuRole, HcaRole, Method, MethodResult, Outcome, Port},
+    usage::Spared,
 };
 
 /// The parts, in the order of the inventory.
@@ -32,8 +33,11 @@ fn gpu_role(gpu: &GpuFacts, input: &Input<'_>) -> GpuRole {
     if let Some(role) = role_at_a_glance(gpu) {
         return role;
     }
-    match input.rows.get(&gpu.pci).map(|row| (row.gpu.gdr, row.gpu.dma_buf)) {
-        Some((Some(false), Some(false))) => GpuRole::Incapable,
+    let Some(row) = input.rows.get(&gpu.pci) else { return GpuRole::Eligible };
+    match (row.stops.iter().find_map(Stopped::spared), row.gpu.gdr, row.gpu.dma_buf) {
+        (Some(Spared::Mig), ..) => GpuRole::Mig,
+        (Some(Spared::Confidential), ..) => GpuRole::Confidential,
+        (_, Some(false), Some(false)) => GpuRole::Incapable,
         _ => GpuRole::Eligible,
     }
 }

@@ -72,7 +72,8 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     } else if open_gpus.iter().any(|g| !skipped(g)) {
         (State::Unknown, worst())
     } else if rail_unproven {
-        let all_busy = open_gpus.len() == served.len();
+        let in_use = |g: &&crate::report::Gpu| g.skipped.is_none_or(|reason| reason == Reason::GpuBusy);
+        let all_busy = open_gpus.len() == served.len() && open_gpus.iter().all(in_use);
         (State::Unknown, if all_busy { Reason::GpusBusySinceBoot } else { worst() })
     } else {
         (State::Ready, Reason::AllRailsVerified)
@@ -118,6 +119,7 @@ fn only_skipped(pair: &Pair, methods: &[Method]) -> bool {
 fn role_reason(facts: &Facts<'_>) -> Reason {
     match facts.gpus.first().map(|g| g.role) {
         Some(GpuRole::Mig) => Reason::MigEnabled,
+        Some(GpuRole::Confidential) => Reason::CcMode,
         Some(GpuRole::PassedThrough) => Reason::GpuPassedThrough,
         _ => Reason::GpuGdrUnsupported,
     }

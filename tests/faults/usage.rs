@@ -1,0 +1,297 @@
+//! Gentle on workloads: whose GPU it is, is asked before anything is made on it.
+
+use std::{fs, path::Path, thread};
+
+use serde_json::{Value, json};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use crate::{
+    neighbours::forget,
+    support::{
+        evidence, find, finding,
+        standins::{NVML, Node},
+        uuid,
+    },
+};
+
+const PROCESSES: &str = "nvmlDeviceGetComputeRunningProcesses";
+const MEMORY: &str = "nvmlDeviceGetMemoryInfo";
+/// The first GPU, and the second.
+const FIRST: &str = "0000:20:00.0";
+
+/// Both methods of the first pair have this outcome, decided at this step.
+fn is(report: &Value, outcome: &str, step: Option<&str>) {
+    for method in ["dmaBuf", "peermem"] {
+        let result = &report["pairs"][0][method];
+        assert_eq!((&result["outcome"], result["step"].as_str()), (&json!(outcome), step), "{report:#}");
+    }
+}
+
+/// The first GPU was left alone: no context was made, and NVML was shut down.
+fn untouched(node: &Node) {
+    assert_eq!(node.ledger(), ["+nvml", "-nvml"]);
+}
+
+#[test]
+fn a_gpu_in_use_is_not_touched() {
+    for (name, value, step, seen) in [
+        ("STANDIN_NVML_PROCESSES", "4711", PROCESSES, "in use by process 4711"),
+        ("STANDIN_NVML_PROCESSES", "1,2,3,4,5", PROCESSES, "in use by process 1, 2, 3, 4, …"),
+        ("STANDIN_NVML_MPS", "4712", PROCESSES, "in use by process 4712"),
+        ("STANDIN_NVML_USED", "257", MEMORY, "257 MiB of its memory are in use"),
+    ] {
+        let mut node = Node::new(1, 1);
+        node.set(name, value);
+        let report = node.check(&["--loopback"]).exits(3).json();
+        is(&report, "skipped", Some(step));
+        let busy = finding(&report, "GpuBusy");
+        assert_eq!((&busy["severity"], evidence(busy)), (&json!("info"), format!("{step}: {seen}")));
+        assert_eq!(report["gpus"][0]["skipped"], "GpuBusy");
+        assert_eq!(report["verdict"]["reason"], "GpusBusySinceBoot");
+        untouched(&node);
+    }
+}
+
+#[test]
+fn a_gpu_with_little_on_it_is_checked() {
+    for (name, value) in [("STANDIN_NVML_USED", "256"), ("STANDIN_NVML_RESERVED", "2000"), ("STANDIN_NVML_MODE", "3")] {
+        let mut node = Node::new(1, 1);
+        node.home.configure("check: { deepSize: 128KiB }\n");
+        node.set(name, value);
+        is(&node.check(&["--loopback"]).exits(0).json(), "verified", None);
+        node.nothing_held().unwrap();
+    }
+}
+
+/// A process list that is longer than the first room for it.
+#[test]
+fn a_long_list_is_read_to_its_end() {
+    let mut node = Node::new(1, 1);
+    let many: Vec<_> = (1..=500).map(|pid| pid.to_string()).collect();
+    node.set("STANDIN_NVML_PROCESSES", &many.join(","));
+    is(&node.check(&[]).exits(3).json(), "skipped", Some(PROCESSES));
+}
+
+#[test]
+fn a_busy_gpu_leaves_its_neighbour_to_prove_the_rails() {
+    let mut node = Node::new(2, 2);
+    node.set("STANDIN_NVML_PROCESSES", &format!("{FIRST}=4711"));
+    let report = node.check(&[]).exits(0).json();
+    is(&report, "skipped", Some(PROCESSES));
+    assert_eq!(report["pairs"][2]["dmaBuf"]["outcome"], "verified", "the neighbour's");
+    assert_eq!(finding(&report, "GpuBusy")["gpus"], json!([FIRST]));
+    assert_eq!(report["verdict"]["state"], "ready");
+}
+
+#[test]
+fn older_libraries_show_who_is_there_too() {
+    let lacking = |functions: &[&str]| {
+        let node = Node::new(1, 1);
+        for function in functions {
+            forget(&node.home.path("host").join(NVML), function);
+        }
+        node
+    };
+    for older in [
+        &["nvmlDeviceGetComputeRunningProcesses_v3"][..],
+        &["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"],
+    ] {
+        let mut node = lacking(older);
+        node.set("STANDIN_NVML_PROCESSES", "4711");
+        let report = node.check(&[]).exits(3).json();
+        assert!(evidence(finding(&report, "GpuBusy")).contains("process 4711"), "{older:?}");
+    }
+    // Version 1 does not tell apart what the driver keeps for itself.
+    for (used, outcome) in [("600", "verified"), ("700", "skipped")] {
+        let mut node = lacking(&["nvmlDeviceGetMemoryInfo_v2"]);
+        node.set("STANDIN_NVML_USED", used);
+        let report = node.check(&[]).json();
+        is(&report, outcome, (outcome == "skipped").then_some(MEMORY));
+    }
+    // An ancient one has none of the optional questions.
+    let node = lacking(&[
+        "nvmlDeviceGetMigMode",
+        "nvmlSystemGetConfComputeState",
+        "nvmlDeviceGetComputeMode",
+        "nvmlDeviceGetPersistenceMode",
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        "nvmlDeviceGetMPSComputeRunningProcesses_v2",
+        "nvmlDeviceGetMPSComputeRunningProcesses",
+    ]);
+    is(&node.check(&[]).exits(0).json(), "verified", None);
+    node.nothing_held().unwrap();
+}
+
+#[test]
+fn without_nvml_it_is_learned_by_trying() {
+    let mut node = Node::new(1, 1);
+    fs::remove_file(node.home.path("host").join(NVML)).unwrap();
+    node.set("STANDIN_NVML_PROCESSES", "4711");
+    let ran = node.check(&[]).exits(0);
+    is(&ran.json(), "verified", None);
+    assert_eq!(ran.json()["findings"], json!([]));
+    let mut command = node.command(&["check", "-v"]);
+    let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    assert!(said.contains("not told: dlopen libnvidia-ml: libnvidia-ml.so.1"), "{said}");
+    // What CUDA refuses then names NVML's absence.
+    node.order("cuDevicePrimaryCtxRetain=code:999");
+    let report = node.check(&[]).exits(3).json();
+    assert!(evidence(finding(&report, "CudaFailed")).contains("NVML: dlopen libnvidia-ml"));
+}
+
+#[test]
+fn what_the_agent_does_not_check_is_no_fault() {
+    for (name, value, role, reason) in
+        [("STANDIN_NVML_MIG", "1", "mig", "MigEnabled"), ("STANDIN_NVML_CC", "1", "confidential", "CcMode")]
+    {
+        let mut node = Node::new(1, 1);
+        node.set(name, value);
+        let report = node.check(&[]).exits(3).json();
+        assert_eq!((&report["gpus"][0]["role"], &report["gpus"][0]["skipped"]), (&json!(role), &json!(reason)));
+        assert_eq!(report["verdict"]["state"], "not-applicable");
+        assert_eq!(report["verdict"]["reason"], reason);
+        assert_eq!(finding(&report, reason)["severity"], "info");
+        untouched(&node);
+    }
+    let mut node = Node::new(2, 2);
+    node.set("STANDIN_NVML_MIG", &format!("{FIRST}=1;0000:21:00.0=0"));
+    let report = node.check(&[]).exits(0).json();
+    assert_eq!(report["gpus"][0]["role"], "mig");
+    assert_eq!(report["verdict"]["state"], "ready", "of the other GPU alone");
+}
+
+#[test]
+fn a_mode_that_forbids_contexts_is_not_called_use() {
+    let mut node = Node::new(1, 1);
+    node.set("STANDIN_NVML_MODE", "2");
+    let report = node.check(&[]).exits(3).json();
+    is(&report, "skipped", Some("nvmlDeviceGetComputeMode"));
+    assert_eq!(report["verdict"]["state"], "unknown");
+    assert_eq!(report["verdict"]["reason"], "ComputeModeProhibited");
+    untouched(&node);
+}
+
+#[test]
+fn beside_a_workload_it_registers_where_it_may() {
+    let node = |settings: &[(&str, &str)]| {
+        let mut node = Node::new(1, 1);
+        node.home.configure("check: { busyGpus: check, deepSize: 128KiB }\n");
+        for (name, value) in settings {
+            node.set(name, value);
+        }
+        let ran = node.check(&["--loopback"]);
+        (node, ran)
+    };
+    let process = ("STANDIN_NVML_PROCESSES", "4711");
+    let (beside, ran) = node(&[process]);
+    let report = ran.exits(0).json();
+    is(&report, "verified", None);
+    assert_eq!(report["pairs"][0]["dmaBuf"]["loopback"]["outcome"], "skipped", "{report:#}");
+    beside.nothing_held().unwrap();
+    assert!(!ran_says(&beside, "has no effect"), "the key works");
+
+    let (full, ran) = node(&[process, ("STANDIN_NVML_USED", "80000")]);
+    is(&ran.exits(3).json(), "skipped", Some(PROCESSES));
+    untouched(&full);
+    let (exclusive, ran) = node(&[process, ("STANDIN_NVML_MODE", "3")]);
+    is(&ran.exits(3).json(), "skipped", Some(PROCESSES));
+    untouched(&exclusive);
+    let (_, ran) = node(&[]);
+    assert_eq!(ran.exits(0).json()["pairs"][0]["dmaBuf"]["loopback"]["outcome"], "verified", "nobody is there");
+}
+
+fn ran_says(node: &Node, what: &str) -> bool {
+    let ran = node.check(&[]);
+    ran.err.contains(what) || ran.out.contains(what)
+}
+
+/// NVML alone is no witness against a GPU that works; with CUDA it is.
+#[test]
+fn a_lost_gpu_needs_two_witnesses() {
+    let lost = format!("nvmlDeviceGetHandleByPciBusId_v2/{FIRST}=code:15");
+    let mut node = Node::new(1, 1);
+    node.order(&lost);
+    let report = node.check(&[]).exits(0).json();
+    is(&report, "verified", None);
+    node.order(&format!("{lost};cuInit=code:100"));
+    let report = node.check(&[]).json();
+    let finding = finding(&report, "GpuLost");
+    assert!(evidence(finding).contains("NVML_ERROR_GPU_IS_LOST (15)"), "{finding:#}");
+    assert!(find(&report, "GpuNotVisible").is_none());
+    is(&report, "unknown", Some("cuInit"));
+}
+
+/// The kubelet's list, as it is on the wire.
+mod v1 {
+    #![allow(clippy::pedantic, missing_docs, unreachable_pub, dead_code)] // generated code
+    tonic::include_proto!("v1");
+}
+
+struct Kubelet(String);
+
+#[tonic::async_trait]
+impl v1::pod_resources_lister_server::PodResourcesLister for Kubelet {
+    async fn list(
+        &self,
+        _: Request<v1::ListPodResourcesRequest>,
+    ) -> Result<Response<v1::ListPodResourcesResponse>, Status> {
+        let devices = v1::ContainerDevices { resource_name: "nvidia.com/gpu".into(), device_ids: vec![self.0.clone()] };
+        let container = v1::ContainerResources { devices: vec![devices], ..Default::default() };
+        let pod = v1::PodResources { name: "train-0".into(), namespace: "ml".into(), containers: vec![container] };
+        Ok(Response::new(v1::ListPodResourcesResponse { pod_resources: vec![pod] }))
+    }
+}
+
+/// Serves until the test's process ends.
+fn kubelet(folder: &Path, id: String) {
+    fs::create_dir_all(folder).unwrap();
+    let socket = std::os::unix::net::UnixListener::bind(folder.join("kubelet.sock")).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let incoming = UnixListenerStream::new(UnixListener::from_std(socket).unwrap());
+            let service = v1::pod_resources_lister_server::PodResourcesListerServer::new(Kubelet(id));
+            tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_pods_gpu_is_not_touched() {
+    let node = |id: String, more: &str| {
+        let node = Node::new(2, 2);
+        let folder = node.home.path("pods");
+        kubelet(&folder, id);
+        node.home.configure(&format!("kubelet: {{ podResources: '{}' }}\n{more}", folder.display()));
+        node
+    };
+    for id in [uuid(0), format!("{}::2", uuid(0)), "nvidia0".to_owned()] {
+        let node = node(id.clone(), "");
+        let report = node.check(&[]).exits(0).json();
+        is(&report, "skipped", Some("PodResources"));
+        assert_eq!(report["pairs"][2]["dmaBuf"]["outcome"], "verified", "the neighbour's");
+        let busy = finding(&report, "GpuBusy");
+        assert_eq!(evidence(busy), format!("PodResources: pod ml/train-0 holds nvidia.com/gpu {id}"));
+        assert_eq!(busy["gpus"], json!([FIRST]));
+    }
+    let beside = node(uuid(0), "check: { busyGpus: check }\n");
+    is(&beside.check(&[]).exits(0).json(), "verified", None);
+    // A part of a GPU in MIG mode names no GPU; the mode does.
+    let mut mig = node("MIG-6ba7b810-9dad-11d1-80b4-00c04fd430c8".to_owned(), "");
+    mig.set("STANDIN_NVML_MIG", &format!("{FIRST}=1;0000:21:00.0=0"));
+    assert_eq!(mig.check(&[]).exits(0).json()["gpus"][0]["role"], "mig");
+    // Whoever holds it, a GPU in MIG mode is that first: its part must not come and go with pods.
+    let mut mig = node(uuid(0), "");
+    mig.set("STANDIN_NVML_MIG", &format!("{FIRST}=1;0000:21:00.0=0"));
+    assert_eq!(mig.check(&[]).exits(0).json()["gpus"][0]["role"], "mig");
+}
+
+#[test]
+fn without_a_kubelet_nobody_holds_anything() {
+    let node = Node::new(1, 1);
+    node.home.configure(&format!("kubelet: {{ podResources: '{}' }}\n", node.home.path("nowhere").display()));
+    is(&node.check(&[]).exits(0).json(), "verified", None);
+}
