@@ -184,3 +184,37 @@ impl Default for Metrics {
 fn count<T>(items: impl Iterator<Item = T>) -> i64 {
     i64::try_from(items.count()).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        probe::{
+            Row, Step,
+            protocol::{End, Stopped},
+        },
+        report::Code,
+        usage::Spared,
+    };
+
+    /// One that only left GPUs alone is finished; one that fell silent is not.
+    #[test]
+    fn a_check_that_skipped_everything_is_complete() {
+        let cuda = |number| End::Refused(Some(Code::cuda(number, None)));
+        for (end, result) in [
+            (End::Spared(Spared::Busy), "complete"),
+            (End::Spared(Spared::Mig), "complete"),
+            (cuda(46), "complete"),
+            (cuda(999), "incomplete"),
+            (End::TimedOut, "incomplete"),
+        ] {
+            let stop = Stopped { step: Step::Context, hca: None, end, detail: String::new() };
+            let row = Row { stops: vec![stop], ..Row::default() };
+            let metrics = Metrics::new();
+            let gpu = "0000:1b:00.0".parse().unwrap();
+            metrics.check(&Checked { rows: [(gpu, row)].into(), ..Checked::default() });
+            let line = format!("gdr_agent_checks_total{{result=\"{result}\"}} 1");
+            assert!(metrics.text().contains(&line), "{}", metrics.text());
+        }
+    }
+}

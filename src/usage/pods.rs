@@ -66,10 +66,7 @@ impl Pods {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if *said != trouble {
             if let Some(trouble) = &trouble {
-                tracing::warn!(
-                    trouble,
-                    "can't ask the kubelet which pods hold GPUs; what NVML shows of their use decides alone"
-                );
+                tracing::warn!("can't ask the kubelet which pods hold GPUs ({trouble}); what NVML shows decides alone");
             } else {
                 tracing::info!("the kubelet says again which pods hold GPUs");
             }

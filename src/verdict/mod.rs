@@ -7,6 +7,8 @@ pub(crate) mod fixture;
 mod nearest;
 mod pairs;
 mod roles;
+#[cfg(test)]
+mod spared_tests;
 mod state;
 #[cfg(test)]
 mod tests;
