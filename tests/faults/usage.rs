@@ -74,6 +74,47 @@ fn a_long_list_is_read_to_its_end() {
     is(&node.check(&[]).exits(3).json(), "skipped", Some(PROCESSES));
 }
 
+/// What one question does not tell takes no other's answer away.
+#[test]
+fn one_answer_is_enough_to_stay_away() {
+    let calls = [
+        "nvmlDeviceGetMigMode",
+        "nvmlSystemGetConfComputeState",
+        "nvmlDeviceGetComputeMode",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetPersistenceMode",
+        "nvmlShutdown",
+    ];
+    for call in calls {
+        let mut node = Node::new(1, 1);
+        node.order(&format!("{call}=code:999"));
+        node.set("STANDIN_NVML_PROCESSES", "4711");
+        is(&node.check(&[]).exits(3).json(), "skipped", Some(PROCESSES));
+    }
+    let mut node = Node::new(1, 1);
+    node.order("nvmlDeviceGetComputeRunningProcesses_v3=wrong:many;nvmlDeviceGetComputeRunningProcesses_v2=code:3");
+    node.set("STANDIN_NVML_USED", "300");
+    is(&node.check(&[]).exits(3).json(), "skipped", Some(MEMORY));
+    let mut node = Node::new(1, 1);
+    node.order("nvmlDeviceGetComputeRunningProcesses_v3=code:999;nvmlDeviceGetComputeRunningProcesses_v2=code:999;nvmlDeviceGetComputeRunningProcesses=code:999");
+    node.set("STANDIN_NVML_MPS", "4712");
+    is(&node.check(&[]).exits(3).json(), "skipped", Some(PROCESSES));
+}
+
+/// Initialising a GPU anew, without persistence mode, may take longer than other steps may.
+#[test]
+fn a_slow_initialisation_is_no_timeout() {
+    let mut node = Node::new(1, 1);
+    node.order("nvmlDeviceGetHandleByPciBusId_v2=delay:11000");
+    is(&node.check(&[]).exits(0).json(), "verified", None);
+    node.order("nvmlDeviceGetMemoryInfo_v2=hang");
+    node.set("STANDIN_NVML_PERSISTENCE", "0");
+    let report = node.check(&[]).exits(3).json();
+    is(&report, "unknown", Some(MEMORY));
+}
+
 #[test]
 fn a_busy_gpu_leaves_its_neighbour_to_prove_the_rails() {
     let mut node = Node::new(2, 2);
