@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod neighbours;
+mod pods;
 mod supervision;
 #[path = "../support/mod.rs"]
 mod support;

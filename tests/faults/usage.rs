@@ -1,28 +1,24 @@
 //! Gentle on workloads: whose GPU it is, is asked before anything is made on it.
 
-use std::{fs, path::Path, thread};
+use std::fs;
 
 use serde_json::{Value, json};
-use tokio::net::UnixListener;
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Request, Response, Status};
 
 use crate::{
     neighbours::forget,
     support::{
         evidence, find, finding,
         standins::{NVML, Node},
-        uuid,
     },
 };
 
 const PROCESSES: &str = "nvmlDeviceGetComputeRunningProcesses";
 const MEMORY: &str = "nvmlDeviceGetMemoryInfo";
 /// The first GPU, and the second.
-const FIRST: &str = "0000:20:00.0";
+pub(crate) const FIRST: &str = "0000:20:00.0";
 
 /// Both methods of the first pair have this outcome, decided at this step.
-fn is(report: &Value, outcome: &str, step: Option<&str>) {
+pub(crate) fn is(report: &Value, outcome: &str, step: Option<&str>) {
     for method in ["dmaBuf", "peermem"] {
         let result = &report["pairs"][0][method];
         assert_eq!((&result["outcome"], result["step"].as_str()), (&json!(outcome), step), "{report:#}");
@@ -113,6 +109,11 @@ fn a_slow_initialisation_is_no_timeout() {
     node.set("STANDIN_NVML_PERSISTENCE", "0");
     let report = node.check(&[]).exits(3).json();
     is(&report, "unknown", Some(MEMORY));
+    // It hung before that was told.
+    assert!(!evidence(finding(&report, "ProbeTimeout")).contains("persistence"));
+    node.order("cuMemAlloc_v2=hang");
+    let report = node.check(&[]).exits(3).json();
+    assert!(evidence(finding(&report, "ProbeTimeout")).contains("persistence mode is off"), "{report:#}");
 }
 
 #[test]
@@ -262,77 +263,4 @@ fn a_lost_gpu_needs_two_witnesses() {
     assert!(evidence(finding).contains("NVML_ERROR_GPU_IS_LOST (15)"), "{finding:#}");
     assert!(find(&report, "GpuNotVisible").is_none());
     is(&report, "unknown", Some("cuInit"));
-}
-
-/// The kubelet's list, as it is on the wire.
-mod v1 {
-    #![allow(clippy::pedantic, missing_docs, unreachable_pub, dead_code)] // generated code
-    tonic::include_proto!("v1");
-}
-
-struct Kubelet(String);
-
-#[tonic::async_trait]
-impl v1::pod_resources_lister_server::PodResourcesLister for Kubelet {
-    async fn list(
-        &self,
-        _: Request<v1::ListPodResourcesRequest>,
-    ) -> Result<Response<v1::ListPodResourcesResponse>, Status> {
-        let devices = v1::ContainerDevices { resource_name: "nvidia.com/gpu".into(), device_ids: vec![self.0.clone()] };
-        let container = v1::ContainerResources { devices: vec![devices], ..Default::default() };
-        let pod = v1::PodResources { name: "train-0".into(), namespace: "ml".into(), containers: vec![container] };
-        Ok(Response::new(v1::ListPodResourcesResponse { pod_resources: vec![pod] }))
-    }
-}
-
-/// Serves until the test's process ends.
-fn kubelet(folder: &Path, id: String) {
-    fs::create_dir_all(folder).unwrap();
-    let socket = std::os::unix::net::UnixListener::bind(folder.join("kubelet.sock")).unwrap();
-    socket.set_nonblocking(true).unwrap();
-    thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let incoming = UnixListenerStream::new(UnixListener::from_std(socket).unwrap());
-            let service = v1::pod_resources_lister_server::PodResourcesListerServer::new(Kubelet(id));
-            tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
-        });
-    });
-}
-
-#[test]
-fn a_pods_gpu_is_not_touched() {
-    let node = |id: String, more: &str| {
-        let node = Node::new(2, 2);
-        let folder = node.home.path("pods");
-        kubelet(&folder, id);
-        node.home.configure(&format!("kubelet: {{ podResources: '{}' }}\n{more}", folder.display()));
-        node
-    };
-    for id in [uuid(0), format!("{}::2", uuid(0)), "nvidia0".to_owned()] {
-        let node = node(id.clone(), "");
-        let report = node.check(&[]).exits(0).json();
-        is(&report, "skipped", Some("PodResources"));
-        assert_eq!(report["pairs"][2]["dmaBuf"]["outcome"], "verified", "the neighbour's");
-        let busy = finding(&report, "GpuBusy");
-        assert_eq!(evidence(busy), format!("PodResources: pod ml/train-0 holds nvidia.com/gpu {id}"));
-        assert_eq!(busy["gpus"], json!([FIRST]));
-    }
-    let beside = node(uuid(0), "check: { busyGpus: check }\n");
-    is(&beside.check(&[]).exits(0).json(), "verified", None);
-    // A part of a GPU in MIG mode names no GPU; the mode does.
-    let mut mig = node("MIG-6ba7b810-9dad-11d1-80b4-00c04fd430c8".to_owned(), "");
-    mig.set("STANDIN_NVML_MIG", &format!("{FIRST}=1;0000:21:00.0=0"));
-    assert_eq!(mig.check(&[]).exits(0).json()["gpus"][0]["role"], "mig");
-    // Whoever holds it, a GPU in MIG mode is that first: its part must not come and go with pods.
-    let mut mig = node(uuid(0), "");
-    mig.set("STANDIN_NVML_MIG", &format!("{FIRST}=1;0000:21:00.0=0"));
-    assert_eq!(mig.check(&[]).exits(0).json()["gpus"][0]["role"], "mig");
-}
-
-#[test]
-fn without_a_kubelet_nobody_holds_anything() {
-    let node = Node::new(1, 1);
-    node.home.configure(&format!("kubelet: {{ podResources: '{}' }}\n", node.home.path("nowhere").display()));
-    is(&node.check(&[]).exits(0).json(), "verified", None);
 }
