@@ -6,9 +6,9 @@ use crate::{config::BusyGpus, probe::Step};
 const MIB: u64 = 1 << 20;
 /// More than this `used` is somebody's: an idle GPU has a few MiB, a CUDA context 100 and more.
 const IDLE: u64 = 256 * MIB;
-/// What the driver may have reserved for itself where `used` has that in it: between 0.3 and 1 GiB
-/// was seen. Rather touch a GPU with a small context on it than never check an older driver's; a
-/// process shows by itself.
+/// What the driver may have reserved for itself where `used` has that in it: hundreds of MiB on large
+/// GPUs. Rather touch a GPU with a small context on it than never check an older driver's; a process
+/// shows by itself.
 const RESERVED: u64 = 1024 * MIB;
 /// What must be free for a registration beside a workload.
 const SPARE: u64 = 2048 * MIB;

@@ -25,7 +25,6 @@ use crate::{
     usage::Spared,
 };
 
-pub use pairs::remember;
 pub use roles::{hcas_to_probe, is_checked, matches_hca};
 pub use state::judge;
 
@@ -57,6 +56,12 @@ pub struct Assessment {
     pub findings: Vec<Finding>,
     /// The node's state as it is right now.
     pub verdict: Verdict,
+}
+
+/// Takes what a finished check found into memory, before the next one is assessed.
+pub fn remember(memory: &mut Memory, inventory: &Inventory, assessment: &Assessment, now: Timestamp) {
+    pairs::remember(memory, inventory, &assessment.pairs, now);
+    roles::remember(memory, inventory, &assessment.gpus);
 }
 
 /// Draws all conclusions.

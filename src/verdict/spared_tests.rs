@@ -74,3 +74,37 @@ fn the_last_outcome_stays() {
         }
     }
 }
+
+/// Whether a GPU without GPUDirect counts must not depend on whether it is in use.
+#[test]
+fn an_incapable_gpu_stays_so_while_it_is_in_use() {
+    let mut scene = Scene::new();
+    let told = |scene: &mut Scene, has: Option<bool>| {
+        for gpu in 0..8 {
+            (scene.row(gpu).gpu.gdr, scene.row(gpu).gpu.dma_buf) = (has, has);
+        }
+    };
+    told(&mut scene, Some(false));
+    let incapable = (State::NotApplicable, Reason::GpuGdrUnsupported);
+    let verdict = scene.finish_check().verdict;
+    assert_eq!((verdict.state, verdict.reason), incapable);
+    told(&mut scene, None);
+    scene.silent(0);
+    scene.finish_check();
+    (0..8).for_each(|gpu| scene.spare(gpu, Spared::Busy));
+    for _ in 0..3 {
+        let verdict = scene.finish_check().verdict;
+        assert_eq!((verdict.state, verdict.reason), incapable);
+    }
+    // Another driver may know better, and so may the GPU when it is asked again.
+    let mut newer = scene.inventory.clone();
+    newer.nvidia.as_mut().unwrap().version = "999.1".to_owned();
+    let old = std::mem::replace(&mut scene.inventory, newer);
+    assert_eq!(scene.assess().verdict.reason, Reason::GpusBusySinceBoot);
+    scene.inventory = old;
+    scene.verify_all();
+    assert_eq!(scene.finish_check().verdict.state, State::Ready);
+    told(&mut scene, None);
+    (0..8).for_each(|gpu| scene.spare(gpu, Spared::Busy));
+    assert_eq!(scene.assess().gpus[0].role, GpuRole::Eligible, "that it was incapable is forgotten");
+}

@@ -61,6 +61,20 @@ fn a_gpu_with_little_on_it_is_checked() {
     }
 }
 
+/// The kernel's pages, and anybody's, lie in a coherent GPU's memory.
+#[test]
+fn memory_that_is_a_numa_node_says_nothing_of_use() {
+    for (node_of_its_own, outcome, step) in [(true, "verified", None), (false, "skipped", Some(MEMORY))] {
+        let mut node = Node::new(1, 1);
+        node.set("STANDIN_NVML_USED", "9000");
+        if node_of_its_own {
+            let told = "Node: 2\nStatus: online\n";
+            node.tree.put(&format!("proc/driver/nvidia/gpus/{FIRST}/numa_status"), told);
+        }
+        is(&node.check(&[]).json(), outcome, step);
+    }
+}
+
 /// A process list that is longer than the first room for it.
 #[test]
 fn a_long_list_is_read_to_its_end() {
