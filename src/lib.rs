@@ -9,8 +9,9 @@
 //! | [`config`] | the configuration file, typed and checked |
 //! | [`report`] | the data types that travel; no logic |
 //! | [`hardware`] | what is here: GPUs, HCAs, topology, from sysfs and procfs |
-//! | [`ffi`] | the only unsafe code: CUDA, verbs, a few system calls |
+//! | [`ffi`] | the only unsafe code: CUDA, NVML, verbs, a few system calls |
 //! | [`probe`] | does it work: a child for each GPU, and its supervision |
+//! | [`usage`] | who uses a GPU, and whether a check may touch it |
 //! | [`simulate`] | machines that are made up, behind the same trait ([`probe::Machine`]) |
 //! | [`verdict`] | what it means: roles, pairs, state, damping (pure) |
 //! | [`diagnosis`] | why not: the catalogue of reasons and what raises them (pure) |
@@ -39,4 +40,5 @@ pub mod report;
 pub mod simulate;
 pub mod store;
 pub mod telemetry;
+pub mod usage;
 pub mod verdict;

@@ -1,4 +1,4 @@
-//! NVIDIA's own libcuda 535, with no GPU behind it: the real library's names, symbols and answers.
+//! NVIDIA's own libcuda and NVML 535, with no GPU behind them: the real library's names, symbols and answers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod support;
@@ -65,6 +65,34 @@ fn without_a_gpu_the_real_library_says_so() {
     assert!(evidence(unseen).contains("cuInit: CUDA_ERROR_NO_DEVICE (100)"), "{unseen:#}");
     assert_eq!(report["verdict"]["reason"], "GpuNotVisible");
     assert!(find(&report, "DriverAbsent").is_none(), "{:#}", report["findings"]);
+}
+
+/// The real NVML answers by its own numbers, and is no hindrance.
+#[test]
+#[ignore = "needs NVIDIA's libcuda: make test fetches it"]
+fn without_a_gpu_the_real_nvml_says_so_too() {
+    let root = fetched();
+    let (home, tree) = node(&root, Some(&version(&root)));
+    let report = home.check(&tree).exits(3).json();
+    stopped_at_init(&report);
+    let unseen = evidence(finding(&report, "GpuNotVisible"));
+    assert!(unseen.contains("NVML: nvmlInit: NVML_ERROR_DRIVER_NOT_LOADED (9)"), "{unseen}");
+}
+
+/// Each function that is asked for is the library's own, by this name.
+#[test]
+#[ignore = "needs NVIDIA's libcuda: make test fetches it"]
+fn the_real_nvml_has_each_function() {
+    let library = fetched().join(PLACE).join("libnvidia-ml.so.1");
+    let output = Command::new("readelf").args(["-W", "--dyn-syms"]).arg(library).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let has = |name: &str| text.split_whitespace().any(|word| word.split('@').next() == Some(name));
+    let table = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ffi/nvml.rs")).unwrap();
+    let names: Vec<_> = table.lines().filter_map(|line| line.split_once(" = \"nvml")?.1.split_once("\": fn")).collect();
+    assert!(names.len() > 10, "the table is not where it was");
+    for (name, _) in names {
+        assert!(has(&format!("nvml{name}")), "nvml{name}");
+    }
 }
 
 #[test]

@@ -93,6 +93,7 @@ pub async fn probe_all(
             methods: config.check.methods.clone(),
             size: bytes(config.check.size),
             deep: loopback.then(|| bytes(config.check.deep_size)),
+            busy: config.check.busy_gpus,
             limit: config.check.timeout.0,
             driver: inventory.nvidia.as_ref().map(|n| n.version.clone()),
         };

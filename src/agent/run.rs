@@ -303,7 +303,7 @@ impl Agent {
         let known = self.checked_here || !self.checked_in_boot;
         let assessment = self.assess(now);
         if full_check {
-            verdict::remember(&mut self.memory, &self.inventory, &assessment.pairs, now);
+            verdict::remember(&mut self.memory, &self.inventory, &assessment, now);
         }
         self.take_devices(&assessment, full_check);
         let old = self.tell.borrow().report.verdict.clone();

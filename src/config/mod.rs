@@ -358,7 +358,6 @@ impl Config {
                 out.push(format!("{key} is accepted but has no effect in this version yet"));
             }
         };
-        say(self.check.busy_gpus != BusyGpus::Skip, "check.busyGpus");
         say(!self.policy.expect.is_empty(), "policy.expect");
         say(self.publish.mode == PublishMode::Nfd, "publish.mode: nfd");
         say(self.cdi.enabled, "cdi.enabled");

@@ -51,7 +51,7 @@ macro_rules! catalogue {
 catalogue! {
     GpuLost, Hardware, lasting,
         "The GPU has fallen off the bus.",
-        "Its PCI configuration space reads as all ones.",
+        "Its PCI configuration space reads as all ones, or NVML calls it lost and CUDA can't use it.",
         "Drain the node and reset it or power it off and on; if the GPU is lost again, look for Xid 79 in the kernel log and have it replaced.";
     GpuEccUncorrectable, Hardware, lasting,
         "The GPU's memory reports an uncorrectable error.",
@@ -259,8 +259,12 @@ catalogue! {
         "Leave cpuset.mems of the agent's pod alone (memory manager, static CPU policy, batch system); jobs started under the same cpuset fail alike.";
     GpuBusy, Workload, passing,
         "The GPU is in use, and was not checked.",
-        "CUDA answers that the device is unavailable or out of memory.",
-        "Nothing to do: the last result stays, and the GPU is checked when it is free.";
+        "A pod holds it (the kubelet's PodResources), NVML shows another process or more than 256 MiB in use, or CUDA answers that the device is unavailable or out of memory.",
+        "Nothing to do: the last result stays, and the GPU is checked when it is free. `check.busyGpus: check` registers memory beside a workload.";
+    ComputeModeProhibited, Node, lasting,
+        "The GPU's compute mode forbids that anybody uses it, and so it was not checked.",
+        "NVML shows the compute mode `prohibited`.",
+        "`nvidia-smi -i GPU -c DEFAULT` on the node, if it should be used.";
     PortDown, Hardware, passing,
         "A port that was ACTIVE is not.",
         "The port's state in sysfs.",
@@ -321,6 +325,10 @@ catalogue! {
         "The GPU is in MIG mode, which this agent does not check.",
         "NVML shows MIG mode.",
         "Nothing to do.";
+    CcMode, Node, lasting,
+        "Confidential computing is on: other devices can't reach the GPU's memory, and this agent does not check it.",
+        "NVML shows that the system's confidential-computing feature is enabled.",
+        "Nothing to do; where GPUDirect RDMA is wanted, turn confidential computing off.";
     GpuPassedThrough, Workload, lasting,
         "The GPU is bound to vfio-pci, for a virtual machine.",
         "The function's driver is vfio-pci.",

@@ -3,6 +3,7 @@
 use crate::{
     probe::{Step, protocol::End},
     report::{Code, Loopback, Outcome, Reason, Severity},
+    usage::Spared,
 };
 
 /// Numbers of cuda.h's `CUresult` that mean something of their own here.
@@ -22,6 +23,7 @@ mod cuda {
 pub(super) fn of_row(end: &End, step: Step, driver: bool) -> (Reason, Severity) {
     let code = end.code();
     match (end, step, code.as_ref().and_then(Code::as_cuda)) {
+        (End::Spared(why), ..) => of_spared(*why),
         (End::TimedOut, ..) => (Reason::ProbeTimeout, Severity::Warning),
         (End::Died(_), ..) => (Reason::ProbeCrashed, Severity::Warning),
         (_, Step::Spawn | Step::Sandbox, _) => (Reason::ProbeNotStarted, Severity::Warning),
@@ -31,7 +33,7 @@ pub(super) fn of_row(end: &End, step: Step, driver: bool) -> (Reason, Severity) 
         // Without the kernel module there is no GPU to be seen; DriverAbsent says so already.
         (_, Step::Init, Some(cuda::NO_DEVICE)) if !driver => (Reason::DriverAbsent, Severity::Error),
         (_, Step::Init, Some(cuda::NO_DEVICE)) | (_, Step::Device, None) => (Reason::GpuNotVisible, Severity::Warning),
-        (.., Some(cuda::DEVICE_UNAVAILABLE | cuda::OUT_OF_MEMORY)) => (Reason::GpuBusy, Severity::Info),
+        (.., Some(cuda::DEVICE_UNAVAILABLE | cuda::OUT_OF_MEMORY)) => of_spared(Spared::Busy),
         (.., Some(cuda::ECC_UNCORRECTABLE)) => (Reason::GpuEccUncorrectable, Severity::Error),
         (.., Some(cuda::SYSTEM_NOT_READY)) => (Reason::FabricManagerDown, Severity::Error),
         (.., Some(cuda::SYSTEM_DRIVER_MISMATCH)) => (Reason::DriverLibraryMismatch, Severity::Error),
@@ -40,6 +42,12 @@ pub(super) fn of_row(end: &End, step: Step, driver: bool) -> (Reason, Severity) 
         (.., Some(number)) if cuda::MPS.contains(&number) => (Reason::MpsUnreachable, Severity::Warning),
         _ => (Reason::CudaFailed, Severity::Warning),
     }
+}
+
+/// Why a GPU was left alone. Only a mode that somebody set keeps the agent from ever knowing.
+pub(super) fn of_spared(why: Spared) -> (Reason, Severity) {
+    let severity = if why == Spared::Prohibited { Severity::Warning } else { Severity::Info };
+    (why.reason(), severity)
 }
 
 /// Why it is not known whether a pair works, by the step that ended it and what it answered.

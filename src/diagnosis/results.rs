@@ -7,7 +7,11 @@ use super::{
 };
 use crate::{
     hardware::{PciAddress, surroundings::numbers},
-    probe::{Limits, Row, Step, outcome::is_memlock, protocol::Stopped},
+    probe::{
+        Limits, Row, Step,
+        outcome::is_memlock,
+        protocol::{End, Stopped},
+    },
     report::{Code, HcaRole, Method, MethodResult, Outcome, Pair, Reason, Severity},
 };
 
@@ -29,7 +33,14 @@ pub(super) fn stopped(gpu: PciAddress, row: &Row, stopped: &Stopped, facts: &Fac
             out,
         ),
     };
+    // Two witnesses: NVML calls it lost, and CUDA can't use it.
+    let lost = row.usage.as_ref().is_some_and(|usage| usage.lost)
+        && matches!(reason, Reason::CudaFailed | Reason::GpuNotVisible);
+    let (reason, severity) = if lost { (Reason::GpuLost, Severity::Error) } else { (reason, severity) };
     let raised = out.raise(reason, severity, Some(gpu), stopped.hca.as_deref(), evidence);
+    if stopped.hca.is_none() && stopped.spared().is_none() {
+        nvml(row, stopped, raised);
+    }
     if stopped.step == Step::LoadCuda {
         let places: Vec<_> = row.libcuda.iter().map(|p| p.display().to_string()).collect();
         push_new(
@@ -38,6 +49,17 @@ pub(super) fn stopped(gpu: PciAddress, row: &Row, stopped: &Stopped, facts: &Fac
         );
     }
     complaints(row, raised);
+}
+
+/// What NVML says of a GPU that could not be checked.
+fn nvml(row: &Row, stopped: &Stopped, raised: &mut Raised) {
+    let Some(usage) = &row.usage else { return };
+    for line in usage.untold.iter().take(3) {
+        push_new(&mut raised.evidence, Some(format!("NVML: {line}")));
+    }
+    let anew = stopped.end == End::TimedOut && usage.persistence == Some(false);
+    let told = "persistence mode is off: the driver initialises the GPU anew for each process";
+    push_new(&mut raised.evidence, anew.then(|| told.to_owned()));
 }
 
 /// The more specific reason, with what shows it.

@@ -1,11 +1,12 @@
-//! The only unsafe code: CUDA and verbs through tables loaded at run time, and the few system
+//! The only unsafe code: CUDA, NVML and verbs through tables loaded at run time, and the few system
 //! calls without a safe form. What leaves this module are RAII types in our own words.
 //!
-//! Neither libcuda nor libibverbs is linked (the binary starts anywhere and says what is
+//! None of libcuda, libnvidia-ml and libibverbs is linked (the binary starts anywhere and says what is
 //! missing); `tests/binary.rs` reads the ELF header to keep it so.
 #![allow(unsafe_code)]
 
 pub mod cuda;
+pub mod nvml;
 pub mod queue;
 pub mod sys;
 pub mod verbs;

@@ -21,6 +21,8 @@ pub struct GpuFacts {
     pub path: PciPath,
     /// The kernel driver that is bound.
     pub bound_to: Option<String>,
+    /// Its memory is a NUMA node of the host's (Grace), as the driver says of such a GPU alone.
+    pub memory_is_node: bool,
     /// Its configuration space reads as all ones: it has fallen off the bus.
     pub lost: bool,
 }
@@ -46,6 +48,7 @@ pub(super) fn discover(roots: &Roots) -> Vec<GpuFacts> {
                 numa: read_numa(&dir),
                 path: PciPath::parse(&resolve(&dir).unwrap_or_default()),
                 bound_to: link_name(&dir.join("driver")),
+                memory_is_node: folder(roots, pci).join("numa_status").exists(),
                 lost: reads_as_ones(&dir.join("config")),
             }
         })
@@ -59,9 +62,14 @@ struct Information {
     minor: Option<u32>,
 }
 
+/// What the driver says of one GPU.
+fn folder(roots: &Roots, pci: PciAddress) -> std::path::PathBuf {
+    roots.procfs.join("driver/nvidia/gpus").join(pci.to_string())
+}
+
 /// `/proc/driver/nvidia/gpus/ADDRESS/information`: lines of `Name: value`.
 fn information(roots: &Roots, pci: PciAddress) -> Information {
-    let file = roots.procfs.join("driver/nvidia/gpus").join(pci.to_string()).join("information");
+    let file = folder(roots, pci).join("information");
     let mut told = Information::default();
     for line in fs::read_to_string(file).unwrap_or_default().lines() {
         let Some((name, value)) = line.split_once(':') else { continue };

@@ -12,4 +12,5 @@ pub(crate) mod v1beta1 {
 }
 
 pub use devices::Device;
+pub(crate) use registration::dial;
 pub use registration::{Supervised, supervise};

@@ -224,7 +224,7 @@ impl Serving {
 }
 
 /// A new channel each time: gRPC's own reconnection waits a full second.
-async fn dial(socket: &Path) -> io::Result<Channel> {
+pub(crate) async fn dial(socket: &Path) -> io::Result<Channel> {
     Endpoint::try_from(format!("unix://{}", socket.display()))
         .map_err(io::Error::other)?
         .connect_timeout(Duration::from_secs(5))

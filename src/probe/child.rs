@@ -1,10 +1,11 @@
-//! The child: touches CUDA and verbs for one GPU, says each step before it takes it, unwinds on
-//! every failure, and ends.
+//! The child: asks NVML who uses one GPU, touches CUDA and verbs for it, says each step before it
+//! takes it, unwinds on every failure, and ends.
 
 use std::{io, path::Path};
 
 use super::{
     method::{Ready, check_hca},
+    nvml,
     protocol::{GpuAnswer, Limits, Line, Plan, Step},
     sandbox,
 };
@@ -16,6 +17,7 @@ use crate::{
     },
     hardware::PciAddress,
     report::{Code, Method},
+    usage::{Decision, Spared, judge},
 };
 
 /// Where the child's lines go.
@@ -36,9 +38,10 @@ impl Reporter<'_> {
     }
 }
 
-/// Why a row ends: the parent is gone, or a step says no.
+/// Why a row ends: the parent is gone, the GPU is not to be touched, or a step says no.
 enum Halt {
     Io(io::Error),
+    Spared(Step, Spared, String),
     At(Step, Option<Code>, String),
 }
 
@@ -63,12 +66,22 @@ pub fn run(plan: &Plan, out: &mut dyn io::Write) -> io::Result<()> {
     reporter.say(&Line::Limits(limits()))?;
     match row(plan, &mut reporter) {
         Ok(()) => reporter.say(&Line::Done),
+        Err(Halt::Spared(step, why, evidence)) => reporter.say(&Line::Spared(step, why, evidence)),
         Err(Halt::At(step, code, detail)) => reporter.say(&Line::Stopped(step, code, detail)),
         Err(Halt::Io(error)) => Err(error),
     }
 }
 
+/// Whether bytes may be moved on the GPU; that it may not be touched at all ends the row.
+fn may_move_bytes(plan: &Plan, r: &mut Reporter<'_>) -> Result<bool, Halt> {
+    match judge(&nvml::ask(plan, r)?, &plan.terms) {
+        Decision::Check { loopback } => Ok(loopback),
+        Decision::Spare { why, step, evidence } => Err(Halt::Spared(step, why, evidence)),
+    }
+}
+
 fn row(plan: &Plan, r: &mut Reporter<'_>) -> Result<(), Halt> {
+    let loopback = may_move_bytes(plan, r)?;
     r.step(Step::LoadCuda)?;
     let cuda = Cuda::load(&plan.libcuda).map_err(|e| Halt::At(Step::LoadCuda, None, e.to_string()))?;
     r.step(Step::Init)?;
@@ -86,7 +99,7 @@ fn row(plan: &Plan, r: &mut Reporter<'_>) -> Result<(), Halt> {
     r.say(&Line::Gpu(answer.clone()))?;
     r.step(Step::Context)?;
     let context = device.retain().map_err(at(Step::Context))?;
-    with_memory(plan, &context, coherent, &mut answer, r)?;
+    with_memory(plan, &Found { context: &context, coherent, loopback }, &mut answer, r)?;
     r.step(Step::Release)?;
     context.release().map_err(at(Step::Release))
 }
@@ -118,13 +131,17 @@ fn find(cuda: &Cuda, wanted: PciAddress) -> Result<Device<'_>, Halt> {
     Err(Halt::At(Step::Device, None, detail))
 }
 
-fn with_memory(
-    plan: &Plan,
-    context: &Context<'_>,
+/// A GPU that can be tried.
+struct Found<'c> {
+    context: &'c Context<'c>,
+    /// CPU and GPU share memory.
     coherent: bool,
-    answer: &mut GpuAnswer,
-    r: &mut Reporter<'_>,
-) -> Result<(), Halt> {
+    /// Bytes may be moved.
+    loopback: bool,
+}
+
+fn with_memory(plan: &Plan, gpu: &Found<'_>, answer: &mut GpuAnswer, r: &mut Reporter<'_>) -> Result<(), Halt> {
+    let context = gpu.context;
     r.step(Step::Alloc)?;
     let memory = context.alloc(plan.size).map_err(at(Step::Alloc))?;
     answer.allocated = Some((memory.address(), memory.size() as u64));
@@ -138,13 +155,13 @@ fn with_memory(
         return Err(none_of_the_gpus("CUDA says that the allocation is managed or host memory"));
     }
     // Where CPU and GPU share memory the kernel reads it by right.
-    if !coherent && sys::kernel_can_read(memory.address())? {
+    if !gpu.coherent && sys::kernel_can_read(memory.address())? {
         return Err(none_of_the_gpus("the kernel can read the allocation, as it can't read a GPU's own memory"));
     }
     r.step(Step::LoadVerbs)?;
     let verbs =
         Verbs::load(Path::new("libibverbs.so.1")).map_err(|e| Halt::At(Step::LoadVerbs, None, e.to_string()))?;
-    let deep = deep(plan, context, r)?;
+    let deep = if gpu.loopback { deep(plan, context, r)? } else { None };
     let ready = Ready { plan, verbs: &verbs, memory: &memory, deep: deep.as_ref(), gpu: answer, limits: limits() };
     for target in &plan.hcas {
         check_hca(&ready, target, r)?;

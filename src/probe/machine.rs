@@ -9,9 +9,10 @@ use super::{
     sandbox::{OwnDev, nvidia_nodes},
 };
 use crate::{
-    config::{Config, Driver},
+    config::{BusyGpus, Config, Driver, Kubelet},
     hardware::{GpuFacts, HcaFacts, Inventory, PciAddress, Roots, Surroundings, TopologyFile},
     report::{Method, Transport},
+    usage::{Pods, Terms},
 };
 
 /// A future that a machine answers with.
@@ -30,6 +31,8 @@ pub struct Task {
     pub size: usize,
     /// Bytes of GPU memory to transfer over, when loopback is wanted.
     pub deep: Option<usize>,
+    /// What to do with a GPU in use.
+    pub busy: BusyGpus,
     /// For all of it.
     pub limit: Duration,
     /// Version of the NVIDIA kernel module.
@@ -61,13 +64,18 @@ pub struct RealMachine {
     driver: Driver,
     supervisor: Supervisor,
     topology: Option<Arc<TopologyFile>>,
+    pods: Pods,
 }
 
 impl RealMachine {
     /// Reads beneath `roots`, and starts children that lock in `run_dir`.
     #[must_use]
     pub fn new(roots: Roots, config: &Config, run_dir: &std::path::Path) -> Self {
-        Self { roots, driver: config.driver.clone(), supervisor: Supervisor::new(run_dir), topology: None }
+        // A machine of files has no kubelet, unless it is told where.
+        let live = roots.dev == Roots::default().dev;
+        let folder = &config.kubelet.pod_resources;
+        let pods = Pods::new((live || *folder != Kubelet::default().pod_resources).then_some(folder));
+        Self { roots, driver: config.driver.clone(), supervisor: Supervisor::new(run_dir), topology: None, pods }
     }
 
     /// Takes distances from a topology file.
@@ -89,6 +97,11 @@ impl Machine for RealMachine {
     fn probe(&self, task: Task) -> Answer<'_> {
         Box::pin(async move {
             let found: Found = find_libcuda(&self.driver, task.driver.as_deref());
+            let terms = Terms {
+                busy: task.busy,
+                held_by: self.pods.holder(&task.gpu).await,
+                memory_is_node: task.gpu.memory_is_node,
+            };
             let plan = Plan {
                 gpu: task.gpu.pci,
                 libcuda: found.file.clone(),
@@ -101,6 +114,7 @@ impl Machine for RealMachine {
                 }),
                 methods: task.methods,
                 hcas: task.hcas.iter().map(|hca| target(hca, &self.roots)).collect(),
+                terms,
             };
             self.supervisor.probe(&plan, task.gpu.uuid.as_deref(), &found, task.limit).await
         })

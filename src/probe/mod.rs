@@ -9,6 +9,7 @@ mod lock;
 pub mod loopback;
 mod machine;
 mod method;
+mod nvml;
 pub mod outcome;
 pub mod protocol;
 pub mod sandbox;

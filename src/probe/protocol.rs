@@ -9,6 +9,7 @@ use super::{loopback::Way, sandbox::OwnDev};
 use crate::{
     hardware::PciAddress,
     report::{Code, Method, MethodResult},
+    usage::{Spared, Terms, Usage},
 };
 
 /// What one child shall do.
@@ -28,6 +29,8 @@ pub struct Plan {
     pub hcas: Vec<Target>,
     /// What of `/dev` it shall see; none: what there is.
     pub own_dev: Option<OwnDev>,
+    /// When the GPU shall be left alone.
+    pub terms: Terms,
 }
 
 /// One HCA of a plan.
@@ -64,6 +67,39 @@ pub enum Step {
     /// Waiting for the GPU's lock.
     #[serde(rename = "lock")]
     Lock,
+    /// The kubelet's list of who holds the GPU.
+    #[serde(rename = "PodResources")]
+    Pods,
+    /// Loading libnvidia-ml.
+    #[serde(rename = "dlopen libnvidia-ml")]
+    LoadNvml,
+    /// `nvmlInit_v2`.
+    #[serde(rename = "nvmlInit")]
+    NvmlInit,
+    /// Finding the GPU by its PCI address, which attaches to it.
+    #[serde(rename = "nvmlDeviceGetHandleByPciBusId")]
+    NvmlHandle,
+    /// Is it in MIG mode?
+    #[serde(rename = "nvmlDeviceGetMigMode")]
+    NvmlMig,
+    /// Is confidential computing on?
+    #[serde(rename = "nvmlSystemGetConfComputeState")]
+    NvmlConfidential,
+    /// Who may make contexts?
+    #[serde(rename = "nvmlDeviceGetComputeMode")]
+    NvmlMode,
+    /// Who has contexts, MPS clients included?
+    #[serde(rename = "nvmlDeviceGetComputeRunningProcesses")]
+    NvmlProcesses,
+    /// How much of its memory is in use?
+    #[serde(rename = "nvmlDeviceGetMemoryInfo")]
+    NvmlMemory,
+    /// Does the driver keep it initialised?
+    #[serde(rename = "nvmlDeviceGetPersistenceMode")]
+    NvmlPersistence,
+    /// `nvmlShutdown`.
+    #[serde(rename = "nvmlShutdown")]
+    NvmlShutdown,
     /// Loading libcuda.
     #[serde(rename = "dlopen libcuda")]
     LoadCuda,
@@ -170,6 +206,10 @@ pub enum Line {
     Step(Step, Option<String>),
     /// What the child may do.
     Limits(Limits),
+    /// What NVML says of the GPU.
+    Usage(Usage),
+    /// The GPU is left alone, by the answer to this step's question.
+    Spared(Step, Spared, String),
     /// What was learned of the GPU.
     Gpu(GpuAnswer),
     /// One HCA by one method.
@@ -216,6 +256,8 @@ pub struct HcaAnswer {
 /// What came of one child: a row of the matrix.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Row {
+    /// What NVML says of it, if it was asked.
+    pub usage: Option<Usage>,
     /// What was learned of the GPU.
     pub gpu: GpuAnswer,
     /// What the sandbox lets a child do.
@@ -245,10 +287,15 @@ pub struct Stopped {
 }
 
 impl Stopped {
-    /// Whether somebody else has the GPU: `DEVICE_UNAVAILABLE`, `OUT_OF_MEMORY`.
+    /// Why the GPU was left alone, if it was; CUDA says by `DEVICE_UNAVAILABLE` and `OUT_OF_MEMORY`
+    /// that somebody else has it.
     #[must_use]
-    pub fn is_busy(&self) -> bool {
-        matches!(self.end, End::Refused(_)) && matches!(self.end.code().and_then(|c| c.as_cuda()), Some(46 | 2))
+    pub fn spared(&self) -> Option<Spared> {
+        match &self.end {
+            End::Spared(why) => Some(*why),
+            End::Refused(Some(code)) if matches!(code.as_cuda(), Some(46 | 2)) => Some(Spared::Busy),
+            _ => None,
+        }
     }
 }
 
@@ -257,6 +304,8 @@ impl Stopped {
 pub enum End {
     /// The step answered with an error.
     Refused(Option<Code>),
+    /// The GPU is not to be touched.
+    Spared(Spared),
     /// The step did not answer in time.
     TimedOut,
     /// The child died.
@@ -269,7 +318,7 @@ impl End {
     pub fn code(&self) -> Option<Code> {
         match self {
             Self::Refused(code) => code.clone(),
-            Self::TimedOut => None,
+            Self::Spared(_) | Self::TimedOut => None,
             Self::Died(code) => Some(code.clone()),
         }
     }

@@ -212,7 +212,9 @@ async fn listen(stdout: Option<impl AsyncRead + Unpin>, limit: Duration, row: &m
     let mut lines = BufReader::new(stdout).lines();
     let end = Instant::now() + limit;
     loop {
-        let allowed = if at.step == Step::Init { INIT_DEADLINE } else { STEP_DEADLINE };
+        // Without persistence mode these initialise the GPU.
+        let initialises = matches!(at.step, Step::Init | Step::NvmlInit | Step::NvmlHandle);
+        let allowed = if initialises { INIT_DEADLINE } else { STEP_DEADLINE };
         let deadline = end.min(Instant::now() + allowed);
         let line = tokio::select! {
             line = lines.next_line() => line,
@@ -222,6 +224,11 @@ async fn listen(stdout: Option<impl AsyncRead + Unpin>, limit: Duration, row: &m
         match serde_json::from_str(&text) {
             Ok(Line::Step(step, hca)) => (at.step, at.hca) = (step, hca),
             Ok(Line::Limits(limits)) => row.limits = Some(limits),
+            Ok(Line::Usage(usage)) => row.usage = Some(usage),
+            Ok(Line::Spared(step, why, detail)) => {
+                at.stopped = true;
+                row.stop(step, None, End::Spared(why), detail);
+            }
             Ok(Line::Gpu(answer)) => row.gpu = answer,
             Ok(Line::Method(hca, method, result)) => {
                 row.hcas.entry(hca).or_default().methods.insert(method, result);
@@ -316,7 +323,7 @@ impl Stopped {
     /// whose memory is broken.
     fn outcome(&self) -> Outcome {
         match (&self.end, self.end.code().and_then(|c| c.as_cuda())) {
-            _ if self.is_busy() => Outcome::Skipped,
+            _ if self.spared().is_some() => Outcome::Skipped,
             // ECC_UNCORRECTABLE
             (End::Refused(_), Some(214)) => Outcome::Failed,
             _ => Outcome::Unknown,

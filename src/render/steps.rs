@@ -5,14 +5,27 @@ use std::fmt::Write;
 use crate::{
     probe::Rows,
     report::{Method, Outcome, Report},
+    usage::Usage,
 };
+
+/// Who uses a GPU, and what NVML did not tell: that was learned by trying.
+fn in_words(usage: &Usage) -> String {
+    let processes = usage.processes.as_ref().map(|list| format!("{} other processes", list.len()));
+    let memory = usage.memory.map(|memory| format!("{} MiB in use", memory.used >> 20));
+    let untold = usage.untold.iter().map(|what| format!("not told: {what}"));
+    processes.into_iter().chain(memory).chain(untold).collect::<Vec<_>>().join(", ")
+}
 
 /// For each pair and method: allocated at, opened, registered, verified, cleaned up.
 #[must_use]
 pub fn steps(report: &Report, rows: &Rows) -> String {
     let mut out = String::new();
+    let mut told = None;
     for pair in &report.pairs {
         let Some(row) = rows.get(&pair.gpu) else { continue };
+        if let Some(usage) = row.usage.as_ref().filter(|_| told.replace(pair.gpu) != Some(pair.gpu)) {
+            let _ = writeln!(out, "GPU {}, by NVML: {}", pair.gpu, in_words(usage));
+        }
         for method in Method::ALL {
             let result = pair.by(method);
             if result.outcome == Outcome::Skipped {

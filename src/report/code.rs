@@ -1,4 +1,4 @@
-//! A code that a library call answered: an errno or a `CUresult`, or how a child died.
+//! A code that a library call answered: an errno, a `CUresult` or an `nvmlReturn_t`, or how a child died.
 
 use std::fmt;
 
@@ -27,6 +27,13 @@ impl Code {
     pub fn cuda(number: u32, name: Option<String>) -> Self {
         let name = name.unwrap_or_else(|| "CUDA_ERROR".to_owned());
         Self { name, number: i64::from(number) }
+    }
+
+    /// An `nvmlReturn_t`; one that has no name here is `NVML_ERROR (9999)`.
+    #[must_use]
+    pub fn nvml(number: u32) -> Self {
+        let name = NVML_NAMES.iter().find(|(n, _)| *n == number).map_or("NVML_ERROR", |(_, name)| name);
+        Self { name: name.to_owned(), number: i64::from(number) }
     }
 
     /// The status of a work completion (`enum ibv_wc_status`).
@@ -162,15 +169,51 @@ const COMPLETION_NAMES: &[(u32, &str)] = &[
     (21, "IBV_WC_GENERAL_ERR"),
 ];
 
+/// nvml.h.
+const NVML_NAMES: &[(u32, &str)] = &[
+    (1, "NVML_ERROR_UNINITIALIZED"),
+    (2, "NVML_ERROR_INVALID_ARGUMENT"),
+    (3, "NVML_ERROR_NOT_SUPPORTED"),
+    (4, "NVML_ERROR_NO_PERMISSION"),
+    (6, "NVML_ERROR_NOT_FOUND"),
+    (7, "NVML_ERROR_INSUFFICIENT_SIZE"),
+    (8, "NVML_ERROR_INSUFFICIENT_POWER"),
+    (9, "NVML_ERROR_DRIVER_NOT_LOADED"),
+    (10, "NVML_ERROR_TIMEOUT"),
+    (11, "NVML_ERROR_IRQ_ISSUE"),
+    (12, "NVML_ERROR_LIBRARY_NOT_FOUND"),
+    (13, "NVML_ERROR_FUNCTION_NOT_FOUND"),
+    (14, "NVML_ERROR_CORRUPTED_INFOROM"),
+    (15, "NVML_ERROR_GPU_IS_LOST"),
+    (16, "NVML_ERROR_RESET_REQUIRED"),
+    (17, "NVML_ERROR_OPERATING_SYSTEM"),
+    (18, "NVML_ERROR_LIB_RM_VERSION_MISMATCH"),
+    (19, "NVML_ERROR_IN_USE"),
+    (20, "NVML_ERROR_MEMORY"),
+    (21, "NVML_ERROR_NO_DATA"),
+    (23, "NVML_ERROR_INSUFFICIENT_RESOURCES"),
+    (25, "NVML_ERROR_ARGUMENT_VERSION_MISMATCH"),
+    (26, "NVML_ERROR_DEPRECATED"),
+    (27, "NVML_ERROR_NOT_READY"),
+    (28, "NVML_ERROR_GPU_NOT_FOUND"),
+    (29, "NVML_ERROR_INVALID_STATE"),
+    (999, "NVML_ERROR_UNKNOWN"),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn survives_the_round_trip() {
-        for code in
-            [Code::errno(14), Code::errno(9999), Code::cuda(100, Some("CUDA_ERROR_NO_DEVICE".into())), Code::signal(11)]
-        {
+        for code in [
+            Code::errno(14),
+            Code::errno(9999),
+            Code::cuda(100, Some("CUDA_ERROR_NO_DEVICE".into())),
+            Code::signal(11),
+            Code::nvml(15),
+            Code::nvml(9999),
+        ] {
             assert_eq!(Code::try_from(code.to_string()), Ok(code));
         }
         assert_eq!(Code::errno(14).to_string(), "EFAULT (14)");
@@ -183,5 +226,6 @@ mod tests {
         assert_eq!(Code::errno(12).as_cuda(), None);
         assert_eq!(Code::cuda(100, None).as_cuda(), Some(100));
         assert_eq!(Code::exit(1).as_errno(), None);
+        assert_eq!((Code::nvml(15).as_errno(), Code::nvml(15).as_cuda()), (None, None));
     }
 }

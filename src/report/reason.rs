@@ -60,6 +60,10 @@ reasons! {
     GpuGdrUnsupported,
     /// The GPU is in MIG mode.
     MigEnabled,
+    /// Confidential computing keeps the GPU's memory to itself.
+    CcMode,
+    /// The GPU's compute mode forbids contexts.
+    ComputeModeProhibited,
     /// The GPU is bound to vfio-pci.
     GpuPassedThrough,
     /// The GPU is in use.

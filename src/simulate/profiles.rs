@@ -77,6 +77,7 @@ fn h100(index: usize, pci: PciAddress, path: PciPath, numa: u32) -> GpuFacts {
         numa: Some(numa),
         path,
         bound_to: Some("nvidia".to_owned()),
+        memory_is_node: false,
         lost: false,
     }
 }

@@ -32,6 +32,9 @@ pub struct Memory {
     pub active_in_boot: BTreeSet<String>,
     /// Last good or bad outcome of each pair, by `GPU/HCA` (PCI addresses).
     pub pairs: BTreeMap<String, Remembered>,
+    /// GPUs by PCI address that have neither GPUDirect attribute, with the driver that said so: one in
+    /// use is not asked again.
+    pub incapable: BTreeMap<String, String>,
     /// The published verdict and what argues against it.
     pub damping: Damping,
     /// Health of each device that the kubelet was told of.

@@ -117,7 +117,8 @@ impl Metrics {
             .flat_map(|r| r.hcas.values())
             .flat_map(|h| h.methods.values())
             .any(|m| m.outcome == Outcome::Verified);
-        let stopped = checked.rows.values().any(|r| !r.stops.is_empty());
+        // What was skipped is finished all the same.
+        let stopped = checked.rows.values().flat_map(|r| &r.stops).any(|stop| stop.spared().is_none());
         self.checks.get_or_create(&ByResult { result: if stopped { "incomplete" } else { "complete" }.into() }).inc();
         self.duration.observe(checked.took.as_secs_f64());
         let now = jiff::Timestamp::now().as_second();
@@ -182,4 +183,38 @@ impl Default for Metrics {
 
 fn count<T>(items: impl Iterator<Item = T>) -> i64 {
     i64::try_from(items.count()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        probe::{
+            Row, Step,
+            protocol::{End, Stopped},
+        },
+        report::Code,
+        usage::Spared,
+    };
+
+    /// One that only left GPUs alone is finished; one that fell silent is not.
+    #[test]
+    fn a_check_that_skipped_everything_is_complete() {
+        let cuda = |number| End::Refused(Some(Code::cuda(number, None)));
+        for (end, result) in [
+            (End::Spared(Spared::Busy), "complete"),
+            (End::Spared(Spared::Mig), "complete"),
+            (cuda(46), "complete"),
+            (cuda(999), "incomplete"),
+            (End::TimedOut, "incomplete"),
+        ] {
+            let stop = Stopped { step: Step::Context, hca: None, end, detail: String::new() };
+            let row = Row { stops: vec![stop], ..Row::default() };
+            let metrics = Metrics::new();
+            let gpu = "0000:1b:00.0".parse().unwrap();
+            metrics.check(&Checked { rows: [(gpu, row)].into(), ..Checked::default() });
+            let line = format!("gdr_agent_checks_total{{result=\"{result}\"}} 1");
+            assert!(metrics.text().contains(&line), "{}", metrics.text());
+        }
+    }
 }

@@ -126,7 +126,7 @@ impl Scene {
     /// Assesses and remembers, as the agent does at the end of a check.
     pub(crate) fn finish_check(&mut self) -> Assessment {
         let assessment = self.assess();
-        remember(&mut self.memory, &self.inventory, &assessment.pairs, Timestamp::UNIX_EPOCH);
+        remember(&mut self.memory, &self.inventory, &assessment, Timestamp::UNIX_EPOCH);
         assessment
     }
 }

@@ -7,6 +7,8 @@ pub(crate) mod fixture;
 mod nearest;
 mod pairs;
 mod roles;
+#[cfg(test)]
+mod spared_tests;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -18,11 +20,11 @@ use crate::{
     diagnosis,
     hardware::{GpuFacts, HcaFacts, Inventory, Surroundings},
     probe::{Rows, protocol::Stopped},
-    report::{API_VERSION, Finding, Gpu, Hca, HcaRole, Pair, Reason, Report, Verdict},
+    report::{API_VERSION, Finding, Gpu, Hca, HcaRole, Pair, Report, Verdict},
     store::Memory,
+    usage::Spared,
 };
 
-pub use pairs::remember;
 pub use roles::{hcas_to_probe, is_checked, matches_hca};
 pub use state::judge;
 
@@ -56,6 +58,12 @@ pub struct Assessment {
     pub findings: Vec<Finding>,
     /// The node's state as it is right now.
     pub verdict: Verdict,
+}
+
+/// Takes what a finished check found into memory, before the next one is assessed.
+pub fn remember(memory: &mut Memory, inventory: &Inventory, assessment: &Assessment, now: Timestamp) {
+    pairs::remember(memory, inventory, &assessment.pairs, now);
+    roles::remember(memory, inventory, &assessment.gpus);
 }
 
 /// Draws all conclusions.
@@ -144,7 +152,7 @@ fn gpu(input: &Input<'_>, roles: &roles::Roles, nearest: &nearest::Nearest, pair
         dma_buf_supported: row.and_then(|r| r.gpu.dma_buf),
         nearest: names,
         served: pairs::served(input, roles, nearest, pairs, g),
-        skipped: row.filter(|r| r.stops.iter().any(Stopped::is_busy)).map(|_| Reason::GpuBusy),
+        skipped: row.and_then(|r| r.stops.iter().find_map(Stopped::spared)).map(Spared::reason),
     }
 }
 

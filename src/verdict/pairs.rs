@@ -106,8 +106,8 @@ fn circumstances(inventory: &Inventory, hca: &HcaFacts) -> String {
     format!("{}|{nvidia}|{}|{}|{}", inventory.boot_id, inventory.peermem, text(&hca.driver), text(&hca.firmware))
 }
 
-/// Takes the outcomes of a finished check into memory, before the next one is assessed.
-pub fn remember(memory: &mut Memory, inventory: &Inventory, pairs: &[Pair], now: Timestamp) {
+/// Takes the outcomes of a finished check into memory.
+pub(super) fn remember(memory: &mut Memory, inventory: &Inventory, pairs: &[Pair], now: Timestamp) {
     for (pair, (gpu, hca)) in
         pairs.iter().zip(inventory.gpus.iter().flat_map(|g| inventory.hcas.iter().map(move |h| (g, h))))
     {

@@ -4,8 +4,10 @@ use super::Input;
 use crate::{
     config::{Config, Function, Selector},
     hardware::{GpuFacts, HcaFacts, Inventory},
-    probe::Step,
-    report::{Code, GpuRole, HcaRole, Method, MethodResult, Outcome, Port},
+    probe::{Step, protocol::Stopped},
+    report::{Code, Gpu, GpuRole, HcaRole, Method, MethodResult, Outcome, Port},
+    store::Memory,
+    usage::Spared,
 };
 
 /// The parts, in the order of the inventory.
@@ -32,9 +34,34 @@ fn gpu_role(gpu: &GpuFacts, input: &Input<'_>) -> GpuRole {
     if let Some(role) = role_at_a_glance(gpu) {
         return role;
     }
-    match input.rows.get(&gpu.pci).map(|row| (row.gpu.gdr, row.gpu.dma_buf)) {
-        Some((Some(false), Some(false))) => GpuRole::Incapable,
+    let Some(row) = input.rows.get(&gpu.pci) else { return GpuRole::Eligible };
+    match (row.stops.iter().find_map(Stopped::spared), row.gpu.gdr, row.gpu.dma_buf) {
+        (Some(Spared::Mig), ..) => GpuRole::Mig,
+        (Some(Spared::Confidential), ..) => GpuRole::Confidential,
+        (_, Some(false), Some(false)) => GpuRole::Incapable,
+        // A job that comes must not make it another.
+        (Some(_), None, None) if was_incapable(gpu, input) => GpuRole::Incapable,
         _ => GpuRole::Eligible,
+    }
+}
+
+fn was_incapable(gpu: &GpuFacts, input: &Input<'_>) -> bool {
+    input.memory.incapable.get(&gpu.pci.to_string()).is_some_and(|driver| *driver == driver_of(input.inventory))
+}
+
+fn driver_of(inventory: &Inventory) -> String {
+    inventory.nvidia.as_ref().map_or_else(String::new, |nvidia| nvidia.version.clone())
+}
+
+/// Takes into memory which GPUs a finished check found incapable.
+pub(super) fn remember(memory: &mut Memory, inventory: &Inventory, gpus: &[Gpu]) {
+    // One that did not come to tell is what it was.
+    for gpu in gpus.iter().filter(|gpu| gpu.gdr_supported.is_some()) {
+        if gpu.role == GpuRole::Incapable {
+            memory.incapable.insert(gpu.pci.to_string(), driver_of(inventory));
+        } else {
+            memory.incapable.remove(&gpu.pci.to_string());
+        }
     }
 }
 

@@ -74,7 +74,9 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     } else if open_gpus.iter().any(|g| !skipped(g)) {
         (State::Unknown, worst())
     } else if rail_unproven || !served.contains(&Some(true)) {
-        let all_busy = open_gpus.len() == served.len() && open_gpus.iter().any(|g| g.skipped.is_some());
+        let busy = |g: &&crate::report::Gpu| g.skipped == Some(Reason::GpuBusy);
+        let in_use = |g: &&crate::report::Gpu| g.skipped.is_none() || busy(g);
+        let all_busy = open_gpus.len() == served.len() && open_gpus.iter().any(busy) && open_gpus.iter().all(in_use);
         (State::Unknown, if all_busy { Reason::GpusBusySinceBoot } else { worst() })
     } else {
         (State::Ready, Reason::AllRailsVerified)
@@ -124,6 +126,7 @@ fn only_skipped(pair: &Pair, methods: &[Method]) -> bool {
 fn role_reason(facts: &Facts<'_>) -> Reason {
     match facts.gpus.first().map(|g| g.role) {
         Some(GpuRole::Mig) => Reason::MigEnabled,
+        Some(GpuRole::Confidential) => Reason::CcMode,
         Some(GpuRole::PassedThrough) => Reason::GpuPassedThrough,
         _ => Reason::GpuGdrUnsupported,
     }

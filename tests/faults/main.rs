@@ -5,11 +5,13 @@
 mod away;
 mod diagnosis;
 mod neighbours;
+mod pods;
 mod soak;
 mod supervision;
 #[path = "../support/mod.rs"]
 mod support;
 mod table;
+mod usage;
 
 use std::{
     fmt::Write as _,
@@ -40,7 +42,7 @@ impl Cell {
 
     fn is_release(self) -> bool {
         let call = self.row.call;
-        ["Free", "Release", "dereg", "dealloc", "close"].iter().any(|word| call.contains(word))
+        ["Free", "Release", "Shutdown", "dereg", "dealloc", "close"].iter().any(|word| call.contains(word))
     }
 
     /// Whether the child itself can put everything back.
@@ -163,7 +165,7 @@ fn every_fault_ends_as_the_table_says() {
 fn document() -> String {
     let mut text = format!(
         "# Faults\n\nWhat comes of each fault of each library call: {} cells, each of them a test (`tests/faults`). This page is\n\
-         generated from the table there by `make docs`.\n\nA number is a `CUresult` of a `cu…` call and an errno of an `ibv_…` \
+         generated from the table there by `make docs`.\n\nA number is a `CUresult` of a `cu…` call, an `nvmlReturn_t` of an `nvml…` call and an errno of an `ibv_…` \
          call, or the completion's status of a transfer; 9999 stands\nfor one that a newer driver may invent, \
          `null` for a null pointer with errno 0. `@2` is the second call of its kind in one check.\n\n\
          | Call | Fault | dma-buf | peermem | Finding |\n|---|---|---|---|---|\n",

@@ -150,7 +150,7 @@ fn functions_that_an_older_library_lacks() {
 }
 
 /// Renames a function in a library, so that nobody finds it.
-fn forget(library: &std::path::Path, function: &str) {
+pub(crate) fn forget(library: &std::path::Path, function: &str) {
     let mut bytes = std::fs::read(library).unwrap();
     let name = format!("\0{function}\0");
     let mut found = 0;

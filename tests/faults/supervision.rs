@@ -12,9 +12,12 @@ use crate::support::{evidence, finding, standins::Node};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A check that goes on by itself.
-fn begin(node: &Node) -> Child {
-    let mut free = node.free(&["check", "-o", "json"]);
+/// What the check is called with.
+const CHECK: &[&str] = &["check", "-o", "json"];
+
+/// A command that goes on by itself.
+pub(crate) fn begin(node: &Node, arguments: &[&str]) -> Child {
+    let mut free = node.free(arguments);
     free.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn().unwrap()
 }
 
@@ -60,7 +63,7 @@ fn until_gone(process: u32) {
 fn the_parents_death_is_the_childs() {
     let mut node = Node::new(1, 1);
     node.order("ibv_alloc_pd=hang");
-    let mut parent = begin(&node);
+    let mut parent = begin(&node, CHECK);
     until_ledger(&node, "+device");
     let child = probe_of(parent.id());
     parent.kill().unwrap();
@@ -102,7 +105,7 @@ fn a_child_outlives_the_idle_threads_of_its_parent() {
 fn a_child_inherits_nothing_but_its_three_descriptors() {
     let mut node = Node::new(1, 1);
     node.order("cuInit=delay:3000");
-    let mut parent = begin(&node);
+    let mut parent = begin(&node, CHECK);
     let child = probe_of(parent.id());
     thread::sleep(Duration::from_millis(500));
     let mut open: Vec<_> = fs::read_dir(format!("/proc/{child}/fd"))
@@ -120,7 +123,7 @@ fn two_checks_never_meet_on_a_gpu() {
     let mut node = Node::new(1, 1);
     node.home.configure("check: { timeout: 2s }\n");
     node.order("cuInit=delay:1500");
-    let mut first = begin(&node);
+    let mut first = begin(&node, CHECK);
     let child = probe_of(first.id());
     let report = node.check(&[]).json();
     // It waited for the first one's end, or gave up saying so; side by side they never were.

@@ -107,7 +107,74 @@ const SILENT: &[&str] = &["code:1", "code:13", "code:9", "code:23", "code:24", "
 const NO_SUCH_PATH: &[&str] = &["code:95", "code:93", "code:38", "code:524"];
 const REFUSED: &[&str] = &["code:12", "code:14", "code:22", "code:28", "code:9999"];
 
+const NVML: &str = "nvmlInit";
+const HANDLE: &str = "nvmlDeviceGetHandleByPciBusId";
+const MIG: &str = "nvmlDeviceGetMigMode";
+const CONFIDENTIAL: &str = "nvmlSystemGetConfComputeState";
+const MODE: &str = "nvmlDeviceGetComputeMode";
+const PROCESSES: &str = "nvmlDeviceGetComputeRunningProcesses";
+const IN_USE: &str = "nvmlDeviceGetMemoryInfo";
+const PERSISTENCE: &str = "nvmlDeviceGetPersistenceMode";
+const SHUTDOWN: &str = "nvmlShutdown";
+/// What NVML does not answer is learned by trying.
+const ASKED: &[&str] =
+    &["code:1", "code:2", "code:3", "code:10", "code:13", "code:15", "code:16", "code:999", "code:9999"];
+
 pub(crate) const TABLE: &[Row] = &[
+    // ---- libnvidia-ml: who uses the GPU; without it, learn by trying
+    ends("nvmlInit_v2", &["code:4", "code:9", "code:12", "code:18", "code:999", "code:9999"], Verified, "-"),
+    ends("nvmlInit_v2", HANG, Unknown(NVML), "ProbeTimeout"),
+    ends("nvmlInit_v2", CRASH, Unknown(NVML), "ProbeCrashed"),
+    ends(
+        "nvmlDeviceGetHandleByPciBusId_v2",
+        &[
+            "code:1",
+            "code:2",
+            "code:4",
+            "code:6",
+            "code:8",
+            "code:11",
+            "code:15",
+            "code:999",
+            "code:9999",
+            "wrong:null",
+        ],
+        Verified,
+        "-",
+    ),
+    ends("nvmlDeviceGetHandleByPciBusId_v2", HANG, Unknown(HANDLE), "ProbeTimeout"),
+    ends("nvmlDeviceGetHandleByPciBusId_v2", CRASH, Unknown(HANDLE), "ProbeCrashed"),
+    ends(MIG, ASKED, Verified, "-"),
+    ends(MIG, &["wrong:nonsense"], Verified, "-"),
+    ends(MIG, HANG, Unknown(MIG), "ProbeTimeout"),
+    ends(MIG, CRASH, Unknown(MIG), "ProbeCrashed"),
+    ends(CONFIDENTIAL, ASKED, Verified, "-"),
+    ends(CONFIDENTIAL, &["wrong:nonsense"], Verified, "-"),
+    ends(CONFIDENTIAL, HANG, Unknown(CONFIDENTIAL), "ProbeTimeout"),
+    ends(CONFIDENTIAL, CRASH, Unknown(CONFIDENTIAL), "ProbeCrashed"),
+    ends(MODE, ASKED, Verified, "-"),
+    ends(MODE, &["wrong:nonsense"], Verified, "-"),
+    ends(MODE, HANG, Unknown(MODE), "ProbeTimeout"),
+    ends(MODE, CRASH, Unknown(MODE), "ProbeCrashed"),
+    ends("nvmlDeviceGetComputeRunningProcesses_v3", ASKED, Verified, "-"),
+    ends("nvmlDeviceGetComputeRunningProcesses_v3", &["code:4", "code:7", "wrong:many"], Verified, "-"),
+    ends("nvmlDeviceGetComputeRunningProcesses_v3", HANG, Unknown(PROCESSES), "ProbeTimeout"),
+    ends("nvmlDeviceGetComputeRunningProcesses_v3", CRASH, Unknown(PROCESSES), "ProbeCrashed"),
+    ends("nvmlDeviceGetMPSComputeRunningProcesses_v3", ASKED, Verified, "-"),
+    ends("nvmlDeviceGetMPSComputeRunningProcesses_v3", &["code:4", "code:7", "wrong:many"], Verified, "-"),
+    ends("nvmlDeviceGetMPSComputeRunningProcesses_v3", HANG, Unknown(PROCESSES), "ProbeTimeout"),
+    ends("nvmlDeviceGetMPSComputeRunningProcesses_v3", CRASH, Unknown(PROCESSES), "ProbeCrashed"),
+    ends("nvmlDeviceGetMemoryInfo_v2", ASKED, Verified, "-"),
+    ends("nvmlDeviceGetMemoryInfo_v2", &["code:25", "wrong:nonsense", "wrong:zero", "wrong:overflow"], Verified, "-"),
+    ends("nvmlDeviceGetMemoryInfo_v2", HANG, Unknown(IN_USE), "ProbeTimeout"),
+    ends("nvmlDeviceGetMemoryInfo_v2", CRASH, Unknown(IN_USE), "ProbeCrashed"),
+    ends(PERSISTENCE, ASKED, Verified, "-"),
+    ends(PERSISTENCE, &["wrong:nonsense"], Verified, "-"),
+    ends(PERSISTENCE, HANG, Unknown(PERSISTENCE), "ProbeTimeout"),
+    ends(PERSISTENCE, CRASH, Unknown(PERSISTENCE), "ProbeCrashed"),
+    ends(SHUTDOWN, &["code:1", "code:999", "code:9999"], Verified, "-"),
+    ends(SHUTDOWN, HANG, Unknown(SHUTDOWN), "ProbeTimeout"),
+    ends(SHUTDOWN, CRASH, Unknown(SHUTDOWN), "ProbeCrashed"),
     // ---- libcuda: finding the GPU
     ends(INIT, &["code:1", "code:3", "code:101", "code:201", "code:999", "code:9999"], Unknown(INIT), "CudaFailed"),
     ends(INIT, &["code:100"], Unknown(INIT), "GpuNotVisible"),

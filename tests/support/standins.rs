@@ -14,13 +14,16 @@ use super::{Home, Ran, Tree, uuid};
 /// Where the stand-ins were built.
 static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     let status = process::Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--quiet", "-p", "standin-cuda", "-p", "standin-verbs"])
+        .args(["build", "--locked", "--quiet", "-p", "standin-cuda", "-p", "standin-nvml", "-p", "standin-verbs"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()
         .unwrap();
     assert!(status.success(), "the stand-ins can't be built");
     Path::new(super::BINARY).parent().unwrap().to_owned()
 });
+
+/// Where the node has NVML.
+pub(crate) const NVML: &str = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
 
 /// A node with stand-ins for its libraries.
 pub(crate) struct Node {
@@ -49,6 +52,7 @@ impl Node {
             node.add_hca(&name);
         }
         node.library("usr/lib/x86_64-linux-gnu/libcuda.so.1", "libstandin_cuda.so");
+        node.library(NVML, "libstandin_nvml.so");
         let verbs = node.home.path("verbs");
         fs::create_dir_all(&verbs).unwrap();
         fs::copy(BUILT.join("libstandin_verbs.so"), verbs.join("libibverbs.so.1")).unwrap();
@@ -56,6 +60,8 @@ impl Node {
         node.set("STANDIN_LEDGER", node.home.path("ledger").to_str().unwrap().to_owned().as_str());
         node.set("STANDIN_CUDA_MEMORY", "device");
         node.set("STANDIN_CUDA_DMABUF", "device");
+        node.set("STANDIN_NVML_MIG", "0");
+        node.set("STANDIN_NVML_CC", "0");
         node.set("STANDIN_VERBS_PEERMEM", "1");
         node
     }
