@@ -2,13 +2,14 @@
 
 pub mod check;
 mod lock;
+mod pace;
 mod publish;
 mod run;
 mod sight;
 mod socket;
 
 pub use lock::RunError;
+pub(crate) use pace::jittered;
 pub use publish::{AGENT_SOCKET, Published, REPORT_FILE};
-pub(crate) use run::jittered;
 pub use run::run;
 pub use socket::ask;

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     check::{self, Checked, Progress},
     lock::{RunError, io_error, only_one},
+    pace,
     publish::{Pending, Published, same, write_report},
     sight::Sight,
     socket::{self, CheckRequest},
@@ -38,8 +39,6 @@ use crate::{
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const TRIGGERED_APART: Duration = Duration::from_secs(10);
-/// Pauses between checks while what was seen and what is published differ.
-const CONFIRM: [u64; 5] = [10, 30, 60, 120, 300];
 
 /// Runs until SIGTERM or SIGINT, and removes nothing.
 pub async fn run(context: Context, run_dir: PathBuf) -> Result<(), RunError> {
@@ -238,21 +237,12 @@ impl Agent {
         }
     }
 
-    /// While what was seen and what is published differ, soon; else at the interval, ± 10 %.
+    /// While what was seen and what is published differ, soon.
     fn schedule(&mut self) {
         let damped = self.tell.borrow().report.verdict.damped;
         self.unconfirmed = if damped { self.unconfirmed + 1 } else { 0 };
-        let every = match self.context.config.check.interval {
-            Interval::Every(span) => Some(span.0),
-            Interval::Never => None,
-        };
-        let pause = if damped {
-            let soon = CONFIRM.get(self.unconfirmed - 1).or(CONFIRM.last()).copied().map(Duration::from_secs);
-            [soon, every].into_iter().flatten().min()
-        } else {
-            every.map(|e| jittered(e, 0.9, 0.2))
-        };
-        self.next_check = pause.map(|p| Instant::now() + p);
+        let pause = pace::pause(&self.context.config.check.interval, self.unconfirmed);
+        self.next_check = pause.map(|pause| Instant::now() + pause);
     }
 
     /// The passive tier: ports, modules, inventory.
@@ -328,7 +318,7 @@ impl Agent {
             report = stored;
         }
         report.verdict = verdict;
-        report.valid_until = self.valid_until(now);
+        report.valid_until = pace::valid_until(&config.check.interval, now);
         let published = Published { devices: self.devices(), checked: self.checked_in_boot, report: Arc::new(report) };
         let differs = !same(&self.tell.borrow(), &published);
         if differs || full_check {
@@ -355,15 +345,6 @@ impl Agent {
             checked: self.checked_in_boot,
             now,
         })
-    }
-
-    /// Three periods, as for a heartbeat.
-    fn valid_until(&self, now: Timestamp) -> Option<Timestamp> {
-        let period = match self.context.config.check.interval {
-            Interval::Every(span) => span.0,
-            Interval::Never => return None,
-        };
-        now.checked_add(jiff::SignedDuration::try_from(period * 3).ok()?).ok()
     }
 
     fn save(&mut self, published: &Published) {
@@ -413,13 +394,4 @@ impl Agent {
 fn has_hardware() -> bool {
     let real = Inventory::read(&Roots::default());
     !real.gpus.is_empty() || real.has_rdma_hardware()
-}
-
-/// A duration between `from` and `from + width` of itself.
-pub(crate) fn jittered(duration: Duration, from: f64, width: f64) -> Duration {
-    use std::hash::{BuildHasher, Hasher};
-    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
-    #[allow(clippy::cast_precision_loss)] // a rough fraction is all that is wanted
-    let fraction = (random >> 11) as f64 / (1_u64 << 53) as f64;
-    duration.mul_f64(from + width * fraction)
 }

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
+use jiff::SignedDuration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,12 @@ impl Span {
     #[must_use]
     pub const fn minutes(n: u64) -> Self {
         Self::seconds(n * 60)
+    }
+
+    /// For arithmetic with points in time; one that is longer than these can tell is the longest.
+    #[must_use]
+    pub fn signed(self) -> SignedDuration {
+        SignedDuration::try_from(self.0).unwrap_or(SignedDuration::MAX)
     }
 }
 

@@ -4,6 +4,7 @@
 //! a sticky error costs one row of the matrix, and never the agent.
 
 pub mod child;
+mod folder;
 mod library;
 mod lock;
 pub mod loopback;

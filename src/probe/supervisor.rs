@@ -17,6 +17,7 @@ use tokio::{
 };
 
 use super::{
+    folder::{Folder, make_folder, sweep},
     library::{Found, link_folder},
     lock::lock_within,
     protocol::{End, Line, Plan, Row, Step, Stopped},
@@ -114,7 +115,7 @@ impl Supervisor {
     async fn run_child(&self, plan: &Plan, uuid: Option<&str>, found: &Found, limit: Duration, row: &mut Row) {
         // Two folders that live as long as the child: the driver's files, and an empty one where an
         // MPS client would look for its pipe (the child is never one).
-        let made = tempfile_dir(&self.run_dir).and_then(|links| Ok((links, tempfile_dir(&self.run_dir)?)));
+        let made = make_folder(&self.run_dir).and_then(|links| Ok((links, make_folder(&self.run_dir)?)));
         let (links, no_mps) = match made {
             Ok(folders) => folders,
             Err(error) => return row.not_started(&error),
@@ -160,7 +161,7 @@ impl Supervisor {
     }
 
     /// Frees the GPU for checks when the kernel lets its child go at last.
-    fn wait_for_the_stuck(&self, gpu: PciAddress, mut child: Child, folders: (TempDir, TempDir)) {
+    fn wait_for_the_stuck(&self, gpu: PciAddress, mut child: Child, folders: (Folder, Folder)) {
         let stuck = Arc::clone(&self.stuck);
         tokio::spawn(async move {
             let _ = child.wait().await;
@@ -328,62 +329,5 @@ impl Stopped {
             (End::Refused(_), Some(214)) => Outcome::Failed,
             _ => Outcome::Unknown,
         }
-    }
-}
-
-/// Removes folders of processes that were killed, once no child can be using them any more.
-fn sweep(run_dir: &Path) {
-    const LONGER_THAN_ANY_CHECK: Duration = Duration::from_secs(2 * 3600);
-    for entry in std::fs::read_dir(run_dir).into_iter().flatten().flatten() {
-        let modified = entry.metadata().and_then(|m| m.modified()).ok();
-        let old = modified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > LONGER_THAN_ANY_CHECK);
-        if old && entry.file_name().to_string_lossy().starts_with(FOLDER) {
-            let _ = std::fs::remove_dir_all(entry.path()); // tried again at the next start
-        }
-    }
-}
-
-/// How the folders of children are called.
-const FOLDER: &str = "probe-";
-
-/// A folder that goes when it is dropped.
-struct TempDir(PathBuf);
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0); // a leftover of an empty folder harms nobody
-    }
-}
-
-fn tempfile_dir(run_dir: &Path) -> std::io::Result<TempDir> {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("{FOLDER}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let make = |parent: &Path| {
-        std::fs::create_dir_all(parent)?;
-        let dir = parent.join(&name);
-        std::fs::create_dir(&dir)?;
-        Ok(TempDir(dir))
-    };
-    make(run_dir).or_else(|_: std::io::Error| make(&std::env::temp_dir()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sweeps_what_is_old_and_its_own() {
-        let dir = tempfile::tempdir().unwrap();
-        let make = |name: &str, hours: u64| {
-            let path = dir.path().join(name);
-            std::fs::create_dir(&path).unwrap();
-            let at = std::time::SystemTime::now() - Duration::from_secs(hours * 3600);
-            std::fs::File::open(&path).unwrap().set_modified(at).unwrap();
-            path
-        };
-        let (old, young, other) = (make("probe-1-0", 3), make("probe-2-0", 1), make("something", 3));
-        let _swept = Supervisor::new(dir.path());
-        assert_eq!((old.exists(), young.exists(), other.exists()), (false, true, true));
     }
 }

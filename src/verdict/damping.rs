@@ -88,7 +88,7 @@ fn confirmed(memory: &mut Damping, policy: &Policy, seen: &Seen<'_>, from: State
 fn fall_confirmed(candidate: &Candidate, policy: &Policy, seen: &Seen<'_>) -> bool {
     let only_ports = seen.verdict.reason == Reason::PortDown;
     if only_ports {
-        return elapsed(candidate.since, seen.now) >= signed(policy.port_grace.0);
+        return elapsed(candidate.since, seen.now) >= policy.port_grace.signed();
     }
     let lasting = seen.findings.first().is_some_and(|f| f.reason == seen.verdict.reason && !entry(f.reason).transient);
     candidate.checks >= if lasting { 1 } else { policy.damping.fall }
@@ -98,7 +98,7 @@ fn fall_confirmed(candidate: &Candidate, policy: &Policy, seen: &Seen<'_>) -> bo
 fn rise_confirmed(candidate: &Candidate, memory: &Damping, policy: &Policy, seen: &Seen<'_>) -> bool {
     let Some(fell_at) = memory.fell_at else { return candidate.checks >= 1 };
     let often = memory.falls.iter().filter(|at| elapsed(**at, seen.now) < SignedDuration::from_hours(1)).count() >= 3;
-    let hold = signed(policy.damping.hold.0) * if often { 2 } else { 1 };
+    let hold = policy.damping.hold.signed() * if often { 2 } else { 1 };
     candidate.checks >= policy.damping.rise && elapsed(fell_at, seen.now) >= hold
 }
 
@@ -116,8 +116,4 @@ fn note_change(memory: &mut Damping, from: State, seen: &Seen<'_>) {
 /// Time since; a clock that went back counts as none.
 fn elapsed(since: Timestamp, now: Timestamp) -> SignedDuration {
     now.duration_since(since).max(SignedDuration::ZERO)
-}
-
-fn signed(duration: std::time::Duration) -> SignedDuration {
-    SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
 }

@@ -33,9 +33,7 @@ pub fn looked(memory: &mut DeviceMemory, usable: bool, damping: &Damping, now: T
     memory.port_against += 1;
     memory.port_drops.retain(|at| now.duration_since(*at) < DROP_WINDOW);
     let flapping = memory.port_drops.len() >= DROPS
-        && memory.port_drops.last().is_some_and(|at| {
-            now.duration_since(*at) < SignedDuration::try_from(damping.hold.0).unwrap_or(SignedDuration::MAX)
-        });
+        && memory.port_drops.last().is_some_and(|at| now.duration_since(*at) < damping.hold.signed());
     if memory.port_against >= LOOKS && !(usable && flapping) {
         if !usable {
             memory.port_drops.push(now);

@@ -88,8 +88,7 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
 /// up, or a port that was not ACTIVE since boot.
 fn is_settling(view: &View<'_>) -> bool {
     let lately = view.facts.inventory.booted_at.is_some_and(|at| {
-        let settle =
-            jiff::SignedDuration::try_from(view.facts.config.policy.settle.0).unwrap_or(jiff::SignedDuration::MAX);
+        let settle = view.facts.config.policy.settle.signed();
         view.now.duration_since(at) < settle
     });
     let errors = || view.findings.iter().filter(|f| f.severity == Severity::Error);
