@@ -112,6 +112,8 @@ pub struct DeviceNode {
     pub name: String,
     /// Its path beneath `--dev-root`.
     pub path: PathBuf,
+    /// Whether it was there at the look.
+    pub present: bool,
 }
 
 impl HcaFacts {
@@ -226,7 +228,7 @@ fn device_node(roots: &Roots, hca: &Path) -> Option<DeviceNode> {
         .filter(|name| name.starts_with("uverbs"))
         .find(|name| read_trimmed(&verbs.join(name).join("ibdev")).as_deref() == Some(ibdev))?;
     let path = roots.dev.join("infiniband").join(&name);
-    Some(DeviceNode { name, path })
+    Some(DeviceNode { name, present: path.exists(), path })
 }
 
 /// `NVSwitch` systems have `ConnectX` functions that only manage NVLink; their VPD says so.

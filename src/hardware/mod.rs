@@ -158,6 +158,7 @@ impl Inventory {
         names != known
             || functions != self.functions
             || here().any(|h| hca::port_states(roots, h) != h.ports.iter().map(|p| p.state.clone()).collect::<Vec<_>>())
+            || here().filter_map(|h| h.node.as_ref()).any(|node| node.path.exists() != node.present)
             || roots.procfs.join("driver/nvidia/version").exists() != self.nvidia.is_some()
             || peermem(roots) != self.peermem
             || roots.sysfs.join("class/infiniband_verbs").is_dir() != self.uverbs

@@ -176,7 +176,8 @@ mod tests {
         let all = devices(&inventory);
         let error = allocate(&all, &inventory, false, &["0000:18:00.0"]).unwrap_err();
         assert!(error.contains("no device node"), "{error}");
-        inventory.hcas[0].node = Some(crate::hardware::DeviceNode { name: "uverbs7".into(), path: "/x".into() });
+        inventory.hcas[0].node =
+            Some(crate::hardware::DeviceNode { name: "uverbs7".into(), path: "/x".into(), present: true });
         let answer = allocate(&all, &inventory, false, &["0000:18:00.0"]).unwrap();
         assert_eq!(answer.devices[0].host_path, "/dev/infiniband/uverbs7");
         assert!(!answer.envs.contains_key("GPUDIRECT_RDMA_SIMULATED"));

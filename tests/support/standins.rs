@@ -9,7 +9,7 @@ use std::{
 
 use assert_cmd::Command;
 
-use super::{Home, Ran, Tree, uuid};
+use super::{Home, Ran, Tree, topology::Built, uuid};
 
 /// Where the stand-ins were built.
 static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -29,6 +29,8 @@ pub(crate) const NVML: &str = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
 pub(crate) struct Node {
     pub(crate) home: Home,
     pub(crate) tree: Tree,
+    /// The machine in place of the tree.
+    built: Option<Built>,
     gpus: Vec<String>,
     hcas: Vec<String>,
     environment: Vec<(String, String)>,
@@ -40,7 +42,8 @@ impl Node {
         let tree = Tree::new();
         tree.driver("535.247.01");
         tree.module("nvidia_peermem");
-        let mut node = Self { home: Home::new(), tree, gpus: Vec::new(), hcas: Vec::new(), environment: Vec::new() };
+        let mut node =
+            Self { home: Home::new(), tree, built: None, gpus: Vec::new(), hcas: Vec::new(), environment: Vec::new() };
         for n in 0..gpus {
             let pci = format!("0000:{:02x}:00.0", 0x20 + n);
             node.tree.gpu(&pci);
@@ -51,19 +54,33 @@ impl Node {
             node.tree.hca(&name, &format!("0000:{:02x}:00.0", 0x40 + n), "4: ACTIVE");
             node.add_hca(&name);
         }
-        node.library("usr/lib/x86_64-linux-gnu/libcuda.so.1", "libstandin_cuda.so");
-        node.library(NVML, "libstandin_nvml.so");
-        let verbs = node.home.path("verbs");
+        node.furnish();
+        node
+    }
+
+    /// A machine that was built, with what is in it.
+    pub(crate) fn around(built: Built, gpus: &[String], hcas: Vec<String>) -> Self {
+        let mut node = Self::new(0, 0);
+        gpus.iter().for_each(|gpu| node.add_gpu(gpu));
+        node.hcas = hcas;
+        node.built = Some(built);
+        node
+    }
+
+    /// The libraries, and that both methods work.
+    fn furnish(&mut self) {
+        self.library("usr/lib/x86_64-linux-gnu/libcuda.so.1", "libstandin_cuda.so");
+        self.library(NVML, "libstandin_nvml.so");
+        let verbs = self.home.path("verbs");
         fs::create_dir_all(&verbs).unwrap();
         fs::copy(BUILT.join("libstandin_verbs.so"), verbs.join("libibverbs.so.1")).unwrap();
-        node.set("LD_LIBRARY_PATH", verbs.to_str().unwrap());
-        node.set("STANDIN_LEDGER", node.home.path("ledger").to_str().unwrap().to_owned().as_str());
-        node.set("STANDIN_CUDA_MEMORY", "device");
-        node.set("STANDIN_CUDA_DMABUF", "device");
-        node.set("STANDIN_NVML_MIG", "0");
-        node.set("STANDIN_NVML_CC", "0");
-        node.set("STANDIN_VERBS_PEERMEM", "1");
-        node
+        self.set("LD_LIBRARY_PATH", verbs.to_str().unwrap());
+        self.set("STANDIN_LEDGER", self.home.path("ledger").to_str().unwrap().to_owned().as_str());
+        self.set("STANDIN_CUDA_MEMORY", "device");
+        self.set("STANDIN_CUDA_DMABUF", "device");
+        self.set("STANDIN_NVML_MIG", "0");
+        self.set("STANDIN_NVML_CC", "0");
+        self.set("STANDIN_VERBS_PEERMEM", "1");
     }
 
     /// Makes a GPU of the tree known to libcuda.
@@ -98,7 +115,7 @@ impl Node {
     /// A command of the binary on this node.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.home.agent(arguments);
-        command.args(self.tree.flags());
+        command.args(self.built.as_ref().map_or_else(|| self.tree.flags(), Built::flags));
         command.env("STANDIN_CUDA_GPUS", self.gpus.join(",")).env("STANDIN_VERBS_HCAS", self.hcas.join(","));
         command.envs(self.environment.iter().cloned());
         command

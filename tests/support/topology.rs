@@ -227,7 +227,10 @@ impl Built {
     /// What leads the binary to them.
     pub(crate) fn flags(&self) -> Vec<String> {
         let at = |name: &str| self.dir.path().join(name).display().to_string();
-        vec!["--sysfs-root".into(), at("sys"), "--procfs-root".into(), at("proc")]
+        [("--sysfs-root", "sys"), ("--procfs-root", "proc"), ("--dev-root", "dev")]
+            .into_iter()
+            .flat_map(|(flag, name)| [flag.to_owned(), at(name)])
+            .collect()
     }
 
     pub(crate) fn sys(&self, path: &str) -> PathBuf {

@@ -1,0 +1,108 @@
+//! Every machine of `tests/topologies`, healthy, under the real binary with stand-in libraries: `ready` or
+//! `not-applicable`, nothing found that is more than advice, and a clean matrix. No reason is raised on a machine
+//! that has no such trouble.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs;
+
+use gdr_agent::hardware::{Inventory, Roots};
+use serde_json::Value;
+use support::{
+    standins::Node,
+    topology::{Spec, machine, machines},
+    uuid,
+};
+
+/// The machine with its driver's part of procfs and its device nodes, and a node of stand-ins around it.
+fn node(spec: &Spec) -> Node {
+    let built = spec.build();
+    let gpus: Vec<String> = spec.lines("distance").iter().map(|line| line[0].clone()).collect();
+    for (n, gpu) in gpus.iter().enumerate() {
+        let text = format!("Model: \t\t NVIDIA H100\nGPU UUID: \t {}\nDevice Minor: \t {n}\n", uuid(n));
+        built.put(&format!("proc/driver/nvidia/gpus/{gpu}/information"), text);
+    }
+    for n in 0..spec.hcas.len() {
+        built.put(&format!("dev/infiniband/uverbs{n}"), "");
+    }
+    Node::around(built, &gpus, spec.hcas.iter().map(|hca| hca.name.clone()).collect())
+}
+
+/// Findings that are more than advice.
+fn complaints(report: &Value) -> Vec<&Value> {
+    report["findings"].as_array().unwrap().iter().filter(|f| f["severity"] != "info").collect()
+}
+
+#[test]
+fn healthy_machines_are_ready_and_nothing_is_said_of_them() {
+    let mut checked = 0;
+    for spec in machines() {
+        let [state, reason] = spec.words("verdict")[..] else { panic!("{}: no verdict", spec.name) };
+        let report = node(&spec).check(&[]).exits(if state == "ready" { 0 } else { 3 }).json();
+        assert_eq!(report["verdict"]["state"], state, "{}: {:#}", spec.name, report["findings"]);
+        assert_eq!(report["verdict"]["reason"], reason, "{}", spec.name);
+        assert!(complaints(&report).is_empty(), "{}: {:#?}", spec.name, complaints(&report));
+        for pair in report["pairs"].as_array().unwrap() {
+            for method in ["dmaBuf", "peermem"] {
+                let outcome = pair[method]["outcome"].as_str().unwrap();
+                assert!(["verified", "skipped"].contains(&outcome), "{}: {pair:#}", spec.name);
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked >= 700, "only {checked} pairs were checked");
+}
+
+/// What is broken on one of them has its own reason, and only that.
+#[test]
+fn a_fault_on_a_large_machine_is_named_alone() {
+    let spec = machine("dgx-b200");
+    let gpu = spec.lines("distance")[0][0].clone();
+    for (fault, state, reason) in [
+        (format!("cuInit/{gpu}=code:999"), "unknown", "CudaFailed"),
+        (format!("cuDevicePrimaryCtxRetain/{gpu}=code:214"), "degraded", "GpuEccUncorrectable"),
+    ] {
+        let mut node = node(&spec);
+        node.order(&fault);
+        let report = node.check(&[]).json();
+        let reasons: Vec<_> = complaints(&report).iter().map(|f| f["reason"].clone()).collect();
+        assert_eq!(reasons, [reason], "{fault}");
+        assert_eq!(report["verdict"]["state"], state, "{fault}: {:#}", report["findings"]);
+    }
+}
+
+/// What the passive look must see without opening a device: each alone is a difference, and back is none.
+#[test]
+fn a_glance_sees_ports_nodes_modules_and_devices() {
+    let node = Node::new(1, 2);
+    let tree = &node.tree;
+    let flags = tree.flags();
+    let roots = Roots { sysfs: flags[1].clone().into(), procfs: flags[3].clone().into(), dev: flags[5].clone().into() };
+    let before = Inventory::read(&roots);
+    let differs = || before.differs_at_a_glance(&roots);
+    assert!(!differs());
+    let state = tree.sys("class/infiniband/mlx5_0/ports/1/state");
+    for (what, away, back) in
+        [("a port", "1: DOWN\n", "4: ACTIVE\n"), ("a state that a newer kernel invents", "9: RESTING\n", "4: ACTIVE\n")]
+    {
+        fs::write(&state, away).unwrap();
+        assert!(differs(), "{what}");
+        fs::write(&state, back).unwrap();
+        assert!(!differs(), "{what} is back");
+    }
+    for (what, path) in [
+        ("a device node", roots.dev.join("infiniband/uverbs1")),
+        ("the driver", roots.procfs.join("driver/nvidia/version")),
+        ("the module", tree.sys("module/nvidia_peermem")),
+        ("an HCA", tree.sys("class/infiniband/mlx5_1")),
+        ("a function", tree.sys("bus/pci/devices/0000:20:00.0")),
+        ("ib_uverbs", tree.sys("class/infiniband_verbs")),
+    ] {
+        let elsewhere = node.home.path("aside");
+        fs::rename(&path, &elsewhere).unwrap();
+        assert!(differs(), "{what}");
+        fs::rename(&elsewhere, &path).unwrap();
+        assert!(!differs(), "{what} is back");
+    }
+}
