@@ -61,7 +61,9 @@ impl Node {
     /// A machine that was built, with what is in it.
     pub(crate) fn around(built: Built, gpus: &[String], hcas: Vec<String>) -> Self {
         let mut node = Self::new(0, 0);
-        gpus.iter().for_each(|gpu| node.add_gpu(gpu));
+        for gpu in gpus {
+            node.add_gpu(gpu);
+        }
         node.hcas = hcas;
         node.built = Some(built);
         node
