@@ -34,8 +34,8 @@ const NVIDIA_DRA: &str = "gpu.nvidia.com";
 #[derive(Debug, Clone)]
 pub struct Pods {
     socket: Option<PathBuf>,
-    /// The trouble that was last said.
-    said: Arc<Mutex<Option<String>>>,
+    /// The trouble that was last said, and whether it is only that there is no kubelet.
+    said: Arc<Mutex<Option<(String, bool)>>>,
 }
 
 impl Pods {
@@ -55,17 +55,21 @@ impl Pods {
                 among(&list, gpu)
             }
             Err(error) => {
-                self.say(Some(format!("{}: {error}", socket.display())));
+                // A machine that is no Kubernetes node, as `check` meets them, is nothing to be warned of.
+                let none_here = error.kind() == io::ErrorKind::NotFound;
+                self.say(Some((format!("{}: {error}", socket.display()), none_here)));
                 None
             }
         }
     }
 
     /// Says a trouble once, and again when it is another one.
-    fn say(&self, trouble: Option<String>) {
+    fn say(&self, trouble: Option<(String, bool)>) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if *said != trouble {
-            if let Some(trouble) = &trouble {
+            if let Some((trouble, true)) = &trouble {
+                tracing::info!("no kubelet here ({trouble}); what NVML shows decides alone");
+            } else if let Some((trouble, false)) = &trouble {
                 tracing::warn!("can't ask the kubelet which pods hold GPUs ({trouble}); what NVML shows decides alone");
             } else {
                 tracing::info!("the kubelet says again which pods hold GPUs");
