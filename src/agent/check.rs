@@ -113,13 +113,13 @@ pub async fn probe_all(
     Checked { rows, surroundings, took: start.elapsed() }
 }
 
-/// Whether anything is there to be explained.
+/// Whether anything is there to be explained; a GPU in use is not.
 fn is_troubled(rows: &Rows, inventory: &Inventory) -> bool {
     let results = rows.values().flat_map(|row| row.hcas.values()).flat_map(|hca| hca.methods.values());
     inventory.nvidia.is_none()
         || inventory.hcas.is_empty()
-        || rows.values().any(|row| !row.stops.is_empty())
-        || results.into_iter().any(|result| result.outcome != Outcome::Verified)
+        || rows.values().flat_map(|row| &row.stops).any(|stop| stop.spared().is_none())
+        || results.into_iter().any(|result| !matches!(result.outcome, Outcome::Verified | Outcome::Skipped))
 }
 
 /// Draws the conclusions of a finished check.
