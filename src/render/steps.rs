@@ -1,4 +1,4 @@
-//! `check -v`: the seed's steps for each pair, as a person would try them by hand.
+//! `check -v`: the steps of each pair, as a person would try them by hand.
 
 use std::fmt::Write;
 
@@ -41,6 +41,13 @@ pub fn steps(report: &Report, rows: &Rows) -> String {
                     out,
                     "  MR registered: lkey={} rkey={} addr={} length={}",
                     mr.lkey, mr.rkey, mr.addr, mr.length
+                );
+            }
+            if let Some(loopback) = &result.loopback {
+                let _ = writeln!(
+                    out,
+                    "  transferred {} bytes: RDMA WRITE to the GPU {}, RDMA READ from it {}",
+                    loopback.bytes, loopback.write, loopback.read
                 );
             }
             match (result.outcome, result.step.as_deref()) {

@@ -135,7 +135,7 @@ pub struct Loopback {
     pub code: Option<Code>,
 }
 
-/// A memory region, as the seed's check prints it.
+/// A memory region, as it says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Mr {

@@ -86,6 +86,18 @@ fn what_all_gpus_say_alike_at_cuinit_is_the_nodes() {
 }
 
 #[test]
+fn a_person_is_told_what_was_transferred() {
+    let node = Node::new(1, 1);
+    node.home.configure("check: { deepSize: 128KiB }\n");
+    let output = node.free(&["check", "-v", "--loopback"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = text.lines().find(|line| line.contains("transferred")).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.contains("RDMA WRITE to the GPU verified, RDMA READ from it verified"), "{line}");
+    let bytes: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(bytes > 2 * (128 << 10), "all of it, twice, and its corners: {line}");
+}
+
+#[test]
 fn who_accepts_everything_proves_nothing() {
     let mut node = Node::new(1, 1);
     node.order("ibv_reg_mr=wrong:accept;ibv_reg_dmabuf_mr=wrong:accept");
