@@ -1,6 +1,7 @@
 //! What people read in a terminal. Pure: a report or an inventory in, text out.
 
 mod explain;
+mod forest;
 mod matrix;
 mod nccl;
 mod steps;
