@@ -58,8 +58,9 @@ image: release ## The container image, as target/image/gdr-agent.tar
 manifests: ## Render manifests/ from the chart
 	tests/cluster/manifests
 
-docs: prepare ## Generate docs/reasons.md and docs/faults.md from their tables
+docs: prepare ## Generate docs/reasons.md, docs/faults.md and docs/*.schema.json
 	cargo run --locked --quiet -- explain --markdown > docs/reasons.md
+	for what in report config; do cargo run --locked --quiet -- schema $$what > docs/$$what.schema.json; done
 	GDR_AGENT_WRITE_DOCS=1 cargo test --locked --quiet --test faults documentation
 
 release: prepare

@@ -413,3 +413,22 @@ fn ports_that_were_never_active_make_an_idle_adapter() {
     assert_eq!(report["hcas"][1]["role"], "idle");
     assert!(find(&report, "PortNeverActive").is_none(), "{:#}", report["findings"]);
 }
+
+/// A page goes where the matrix goes, with the same exit status; in a pipe nothing says how far it is.
+#[test]
+fn the_page_is_all_that_a_pipe_gets() {
+    let home = Home::new();
+    let ran = home.check_with_faults("{ hca: mlx5_4, port: DOWN }", &["-o", "html"]).exits(2);
+    assert!(ran.out.starts_with("<!DOCTYPE html>") && ran.out.ends_with("</html>\n"), "{}", ran.out);
+    for part in ["PortDown", "Simulated.", "to act: hardware", "host bridge pci0000:15"] {
+        assert!(ran.out.contains(part), "{part}: {}", ran.out);
+    }
+    assert_eq!(ran.err, "");
+    // What an agent left behind, without the machine at hand.
+    let report = home.check_with_faults("{ hca: mlx5_4, port: DOWN }", &["-o", "json"]).exits(2).out;
+    fs::create_dir_all(home.path("run")).unwrap();
+    home.file("run/report.json", &report.replace("port 1 is DOWN", "<script>"));
+    let page = home.run(&["status", "-o", "html"]).exits(2).out;
+    assert!(page.contains("&lt;script&gt;") && !page.contains("<script>"), "{page}");
+    assert!(page.contains("PortDown") && !page.contains("host bridge"), "{page}");
+}

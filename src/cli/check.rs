@@ -47,6 +47,8 @@ pub(super) enum Format {
     Text,
     /// The report.
     Json,
+    /// A page for a browser, with nothing outside it.
+    Html,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -95,7 +97,7 @@ async fn run(context: &Context, arguments: &Arguments) -> Outcome {
         inventory.recall(&report.hcas);
     }
     memory.saw_active(context.machine.known_active());
-    let progress = Progress::new(std::io::stderr().is_terminal() && arguments.output == Format::Text);
+    let progress = Progress::new(std::io::stderr().is_terminal());
     let loopback = arguments.loopback || context.config.check.loopback != Loopback::Never;
     let checked = check::probe_all(context.machine.as_ref(), &inventory, &context.config, loopback, &progress).await;
     let report = check::conclude(&inventory, &checked, &memory, &context.config).into_report(
@@ -109,6 +111,7 @@ async fn run(context: &Context, arguments: &Arguments) -> Outcome {
     );
     match arguments.output {
         Format::Json => print(&to_json(&report)?),
+        Format::Html => print(&render::html(&report, Some(&inventory))),
         Format::Text => {
             if arguments.verbose {
                 print(&render::steps(&report, &checked.rows));

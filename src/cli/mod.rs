@@ -7,6 +7,7 @@ mod explain;
 mod probe;
 mod recheck;
 mod run;
+mod schema;
 mod status;
 mod topology;
 
@@ -100,6 +101,9 @@ pub enum Command {
     Explain(explain::Arguments),
     /// Remove every label, annotation and condition of this agent from Nodes
     Cleanup(cleanup::Arguments),
+    /// Print a JSON Schema, as docs/*.schema.json have it
+    #[command(hide = true)]
+    Schema(schema::Arguments),
     /// The child that touches CUDA and verbs
     #[command(hide = true)]
     Probe,
@@ -153,6 +157,7 @@ pub fn dispatch(cli: Cli) -> Outcome {
         Command::Topology(arguments) => topology::main(&cli.global, &arguments),
         Command::Explain(arguments) => explain::main(&arguments),
         Command::Cleanup(arguments) => cleanup::main(&cli.global, &arguments),
+        Command::Schema(arguments) => schema::main(&arguments),
         Command::Probe => probe::main(),
     }
 }

@@ -48,6 +48,7 @@ pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
 pub(super) fn show(report: &Report, arguments: &Arguments) -> Result<ExitCode, CliError> {
     match arguments.output {
         Format::Json => print(&to_json(report)?),
+        Format::Html => print(&render::html(report, None)),
         Format::Text => print(&render::report(report, Style::of_stdout())),
     }
     Ok(exit::of_state(report.verdict.state))

@@ -2,8 +2,11 @@
 
 use std::fmt::Write;
 
-use super::Style;
-use crate::report::{Finding, Gpu, GpuRole, Hca, HcaRole, MethodResult, Outcome, Pair, Report, Severity, State};
+use super::{
+    Style,
+    summary::{Summary, port_state, sign},
+};
+use crate::report::{Finding, Gpu, GpuRole, Hca, HcaRole, Pair, Report, Severity, State};
 
 /// Width that everything fits into.
 pub(super) const WIDTH: usize = 80;
@@ -16,9 +19,9 @@ pub fn report(report: &Report, style: Style) -> String {
     let mut out = String::new();
     headline(&mut out, report, style);
     if !report.gpus.is_empty() && !report.hcas.is_empty() {
-        out.push('\n');
         let per_block = (WIDTH - GPU_COLUMN) / CELL;
         for hcas in report.hcas.chunks(per_block) {
+            out.push('\n');
             block(&mut out, report, hcas, style);
         }
         legend(&mut out, report, style);
@@ -39,9 +42,7 @@ fn headline(out: &mut String, report: &Report, style: Style) {
         State::Unknown | State::NotApplicable => style.doubtful(&state),
     };
     let simulated = if report.simulated { " (simulated)" } else { "" };
-    let served = report.gpus.iter().filter(|g| g.served == Some(true)).count();
-    let counted = report.gpus.iter().filter(|g| g.role.counts()).count();
-    let rails = report.hcas.iter().filter(|h| h.rail).count();
+    let Summary { served, counted, rails } = Summary::of(report);
     let _ = writeln!(
         out,
         "{} {state}{simulated}  {}",
@@ -95,14 +96,10 @@ pub(super) fn end_line(out: &mut String) {
     out.push('\n');
 }
 
-fn port_state(hca: &Hca) -> String {
-    let best = hca.ports.iter().find(|p| p.state == "ACTIVE").or(hca.ports.first());
-    best.map_or_else(|| "no port".to_owned(), |p| p.state.clone())
-}
-
 /// One cell: a sign for dma-buf, one for peermem, and a star where the pair counts.
 fn cell(out: &mut String, gpu: &Gpu, pair: &Pair, style: Style) {
-    let text = format!("{}{}{}", sign(&pair.dma_buf), sign(&pair.peermem), if pair.counted { "*" } else { " " });
+    let text =
+        format!("{}{}{}", sign(pair.dma_buf.outcome), sign(pair.peermem.outcome), if pair.counted { "*" } else { " " });
     let padded = format!("{text:CELL$}");
     let painted = match pair.good {
         _ if gpu.role == GpuRole::Excluded => style.faint(&padded),
@@ -112,16 +109,6 @@ fn cell(out: &mut String, gpu: &Gpu, pair: &Pair, style: Style) {
         None => style.doubtful(&padded),
     };
     out.push_str(&painted);
-}
-
-fn sign(result: &MethodResult) -> char {
-    match result.outcome {
-        Outcome::Verified => '✓',
-        Outcome::Failed => '✗',
-        Outcome::Unsupported => '-',
-        Outcome::Skipped => '.',
-        Outcome::Unknown => '?',
-    }
 }
 
 fn legend(out: &mut String, report: &Report, style: Style) {
@@ -189,3 +176,6 @@ pub(super) fn clip(text: &str, width: usize) -> String {
         std::iter::once('…').chain(text.chars().skip(length + 1 - width)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,14 +1,18 @@
-//! What people read in a terminal. Pure: a report or an inventory in, text out.
+//! What people read, in a terminal or in a browser. Pure: a report or an inventory in, text out.
 
 mod explain;
+mod forest;
+mod html;
 mod matrix;
 mod nccl;
 mod steps;
 mod style;
+mod summary;
 mod topology;
 mod tree;
 
 pub use explain::{explain, reasons_table};
+pub use html::html;
 pub use matrix::report;
 pub use nccl::nccl;
 pub use steps::steps;

@@ -1,15 +1,15 @@
 //! The machine as a tree, and how far each GPU is from each HCA.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::fmt::Write;
 
 use super::{
     Style,
+    forest::{Kind, Twig, forest},
     matrix::{GPU_COLUMN, WIDTH, clip, end_line, wrap},
-    tree::{Branch, Device, Seated, seated},
 };
 use crate::{
-    hardware::{GpuFacts, HcaFacts, Inventory},
-    report::{Distance, HcaRole, Report, TopologyKind},
+    hardware::Inventory,
+    report::{Distance, Report, TopologyKind},
 };
 
 const CELL: usize = 8;
@@ -30,7 +30,9 @@ pub fn topology(inventory: &Inventory, report: &Report, style: Style) -> String 
     for line in note(report.topology).into_iter().flat_map(|n| wrap(n, WIDTH)) {
         let _ = writeln!(out, "{}", style.faint(&line));
     }
-    Tree { inventory, report, style, out: &mut out }.draw();
+    for group in forest(inventory, report) {
+        draw(&mut out, &group, style);
+    }
     matrix(&mut out, report, style);
     out
 }
@@ -39,7 +41,7 @@ fn counted(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-fn note(kind: TopologyKind) -> Option<&'static str> {
+pub(super) fn note(kind: TopologyKind) -> Option<&'static str> {
     match kind {
         TopologyKind::Physical => None,
         TopologyKind::Virtual => Some(
@@ -50,115 +52,37 @@ fn note(kind: TopologyKind) -> Option<&'static str> {
     }
 }
 
-struct Tree<'a> {
-    inventory: &'a Inventory,
-    report: &'a Report,
-    style: Style,
-    out: &'a mut String,
-}
-
-type Bridges<'a> = BTreeMap<&'a str, Branch<'a>>;
-type Nodes<'a> = BTreeMap<Option<u32>, Bridges<'a>>;
-
-impl<'a> Tree<'a> {
-    fn draw(&mut self) {
-        let mut sockets: BTreeMap<Option<u32>, Nodes<'a>> = BTreeMap::new();
-        for Seated { device, pci, path, numa } in seated(self.inventory) {
-            let socket = numa.and_then(|n| self.inventory.platform.sockets.get(&n).copied());
-            let bridges = sockets.entry(socket).or_default().entry(numa).or_default();
-            bridges.entry(&path.root).or_default().put(path, pci, device);
-        }
-        for (socket, nodes) in sockets {
-            self.out.push('\n');
-            let Some(socket) = socket else {
-                for (numa, bridges) in nodes {
-                    self.node("", "", numa, bridges);
-                }
-                continue;
-            };
-            let _ = writeln!(self.out, "{}", self.style.strong(&format!("socket {socket}")));
-            let last = nodes.len();
-            for (i, (numa, bridges)) in nodes.into_iter().enumerate() {
-                let (here, below) = limbs(i + 1 == last);
-                self.node(here, below, numa, bridges);
-            }
-        }
-        let software: Vec<&HcaFacts> = self.inventory.hcas.iter().filter(|h| h.pci.is_none()).collect();
-        if !software.is_empty() {
-            let _ = writeln!(self.out, "\n{}", self.style.strong("without a PCI function"));
-            for (i, hca) in software.iter().enumerate() {
-                self.device(limbs(i + 1 == software.len()).0, Device::Hca(hca));
-            }
-        }
-    }
-
-    fn node(&mut self, here: &str, below: &str, numa: Option<u32>, bridges: Bridges<'a>) {
-        let name = numa.map_or_else(|| "NUMA node unknown".to_owned(), |n| format!("NUMA node {n}"));
-        let _ = writeln!(self.out, "{here}{}", self.style.strong(&name));
-        let last = bridges.len();
-        for (i, (root, branch)) in bridges.into_iter().enumerate() {
-            let (limb, deeper) = limbs(i + 1 == last);
-            let root = if root.is_empty() { "unknown" } else { root };
-            let _ = writeln!(self.out, "{below}{limb}host bridge {root}");
-            self.branch(&format!("{below}{deeper}"), branch);
-        }
-    }
-
-    fn branch(&mut self, prefix: &str, branch: Branch<'a>) {
-        let total = branch.switches.len() + branch.devices.values().map(Vec::len).sum::<usize>();
-        let mut drawn = 0;
-        let mut limb = || {
-            drawn += 1;
-            limbs(drawn == total)
-        };
-        for (address, below) in branch.switches {
-            let (here, deeper) = limb();
-            let _ = writeln!(self.out, "{prefix}{here}switch {address}");
-            self.branch(&format!("{prefix}{deeper}"), below);
-        }
-        for device in branch.devices.into_values().flatten() {
-            let (here, _) = limb();
-            self.device(&format!("{prefix}{here}"), device);
-        }
-    }
-
-    fn device(&mut self, limb: &str, device: Device<'_>) {
-        let text = match device {
-            Device::Gpu(gpu) => gpu_line(gpu),
-            Device::Hca(hca) => self.hca_line(hca),
-        };
-        let room = WIDTH - limb.chars().count();
-        let text =
-            if text.chars().count() > room { text.chars().take(room - 1).chain(['…']).collect() } else { text };
-        let painted = match device {
-            Device::Gpu(_) => text,
-            Device::Hca(hca) if hca.usable() => self.style.good(&text),
-            Device::Hca(_) => self.style.doubtful(&text),
-        };
-        let _ = writeln!(self.out, "{limb}{painted}");
-    }
-
-    fn hca_line(&self, hca: &HcaFacts) -> String {
-        let known = self.report.hcas.iter().find(|h| h.name == hca.name);
-        let role = known.map(|h| if h.rail { "rail".to_owned() } else { h.role.to_string() });
-        let role = role.filter(|r| *r != HcaRole::Eligible.to_string());
-        let several = hca.ports.len() > 1;
-        let states = hca.ports.iter().map(|p| {
-            let number = if several { format!("{}: ", p.number) } else { String::new() };
-            let rate = p.rate_gbps.filter(|_| p.state == "ACTIVE").map(|r| format!(" {} Gb/s", f64::from(r)));
-            format!("{number}{}{}", p.state, rate.unwrap_or_default())
-        });
-        let pci = hca.pci.map(|p| p.to_string());
-        let links = states.collect::<Vec<_>>().join(", ");
-        let parts = [Some(hca.name.clone()), pci, Some(hca.transport.to_string()), Some(links), role];
-        parts.into_iter().flatten().filter(|p| !p.is_empty()).collect::<Vec<_>>().join("  ")
+fn draw(out: &mut String, group: &[Twig], style: Style) {
+    out.push('\n');
+    for root in group {
+        line(out, "", root, style);
+        children(out, "", &root.below, style);
     }
 }
 
-fn gpu_line(gpu: &GpuFacts) -> String {
-    let state = if gpu.lost { "  LOST" } else { "" };
-    let model = gpu.model.as_ref().map(|m| format!("  {m}")).unwrap_or_default();
-    format!("GPU {}{model}{state}", gpu.pci)
+fn children(out: &mut String, prefix: &str, twigs: &[Twig], style: Style) {
+    for (i, twig) in twigs.iter().enumerate() {
+        let (here, deeper) = limbs(i + 1 == twigs.len());
+        line(out, &format!("{prefix}{here}"), twig, style);
+        children(out, &format!("{prefix}{deeper}"), &twig.below, style);
+    }
+}
+
+fn line(out: &mut String, limb: &str, twig: &Twig, style: Style) {
+    let room = WIDTH.saturating_sub(limb.chars().count());
+    let text = &twig.text;
+    let text = if text.chars().count() > room {
+        text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
+    } else {
+        text.clone()
+    };
+    let painted = match twig.kind {
+        Kind::Place => style.strong(&text),
+        Kind::Bridge | Kind::Gpu => text,
+        Kind::Hca { usable: true } => style.good(&text),
+        Kind::Hca { usable: false } => style.doubtful(&text),
+    };
+    let _ = writeln!(out, "{limb}{painted}");
 }
 
 /// The limb of an entry, and what stands before those below it.

@@ -111,6 +111,27 @@ impl Scene {
         self.verify_all();
     }
 
+    /// As many devices as asked for, copies of those there are, each with a name of its own.
+    pub(crate) fn grow(&mut self, gpus: usize, hcas: usize) {
+        let (gpu, hca) = (self.inventory.gpus[0].clone(), self.inventory.hcas[0].clone());
+        for n in u8::try_from(self.inventory.gpus.len()).unwrap()..u8::try_from(gpus).unwrap() {
+            let pci = crate::hardware::PciAddress::new(1, n, 0, 0);
+            self.inventory.gpus.push(crate::hardware::GpuFacts { pci, ..gpu.clone() });
+        }
+        for n in u8::try_from(self.inventory.hcas.len()).unwrap()..u8::try_from(hcas).unwrap() {
+            let (name, pci) = (format!("mlx5_{n}"), Some(crate::hardware::PciAddress::new(2, n, 0, 0)));
+            self.memory.seen_active.insert(name.clone());
+            self.inventory.hcas.push(crate::hardware::HcaFacts { name, pci, ..hca.clone() });
+        }
+        self.verify_all();
+    }
+
+    /// The report of a check of it.
+    pub(crate) fn report(&self) -> crate::report::Report {
+        let stamp = super::Stamp { node: "n1", simulated: true, started_at: Timestamp::UNIX_EPOCH, duration_ms: 0 };
+        self.assess().into_report(&self.inventory, &stamp)
+    }
+
     pub(crate) fn assess(&self) -> Assessment {
         assess(&Input {
             inventory: &self.inventory,
