@@ -19,7 +19,8 @@ static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
         .status()
         .unwrap();
     assert!(status.success(), "the stand-ins can't be built");
-    Path::new(super::BINARY).parent().unwrap().to_owned()
+    // Beside the profile of a bench, which is another one.
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("debug")
 });
 
 /// Where the node has NVML.
