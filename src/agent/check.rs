@@ -13,7 +13,7 @@ use crate::{
     config::{ByteSize, Config},
     hardware::{GpuFacts, Inventory, Surroundings},
     probe::{Machine, Row, Rows, Step, Task},
-    report::Outcome,
+    report::{MethodResult, Outcome},
     store::Memory,
     verdict::{self, Assessment, Input, hcas_to_probe, is_checked},
 };
@@ -41,8 +41,9 @@ impl Checked {
     /// Whether a transfer went wrong in it.
     #[must_use]
     pub fn has_failed_transfer(&self) -> bool {
-        let results = self.rows.values().flat_map(|row| row.hcas.values()).flat_map(|hca| hca.methods.values());
-        results.filter_map(|result| result.loopback.as_ref()).any(|loopback| loopback.outcome == Outcome::Failed)
+        results(&self.rows)
+            .filter_map(|result| result.loopback.as_ref())
+            .any(|loopback| loopback.outcome == Outcome::Failed)
     }
 }
 
@@ -113,13 +114,17 @@ pub async fn probe_all(
     Checked { rows, surroundings, took: start.elapsed() }
 }
 
+/// What came of every pair by every method.
+fn results(rows: &Rows) -> impl Iterator<Item = &MethodResult> {
+    rows.values().flat_map(|row| row.hcas.values()).flat_map(|hca| hca.methods.values())
+}
+
 /// Whether anything is there to be explained; a GPU in use is not.
 fn is_troubled(rows: &Rows, inventory: &Inventory) -> bool {
-    let results = rows.values().flat_map(|row| row.hcas.values()).flat_map(|hca| hca.methods.values());
     inventory.nvidia.is_none()
         || inventory.hcas.is_empty()
         || rows.values().flat_map(|row| &row.stops).any(|stop| stop.spared().is_none())
-        || results.into_iter().any(|result| !matches!(result.outcome, Outcome::Verified | Outcome::Skipped))
+        || results(rows).any(|result| !matches!(result.outcome, Outcome::Verified | Outcome::Skipped))
 }
 
 /// Draws the conclusions of a finished check.

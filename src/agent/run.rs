@@ -60,13 +60,13 @@ pub async fn run(context: Context, run_dir: PathBuf) -> Result<(), RunError> {
     result
 }
 
-type Running = Pin<Box<dyn Future<Output = (Inventory, Checked, Timestamp)> + Send>>;
+type Running = Pin<Box<dyn Future<Output = (Arc<Inventory>, Checked, Timestamp)> + Send>>;
 
 struct Agent {
     context: Arc<Context>,
     run_dir: PathBuf,
     metrics: Arc<Metrics>,
-    inventory: Inventory,
+    inventory: Arc<Inventory>,
     checked: Checked,
     /// Whether a check has finished in this boot, by this process or an earlier one.
     checked_in_boot: bool,
@@ -112,7 +112,7 @@ impl Agent {
             checked: Checked::default(),
             checked_here: false,
             started_at: Timestamp::now(),
-            inventory,
+            inventory: Arc::new(inventory),
             memory,
             known,
             tell,
@@ -203,7 +203,7 @@ impl Agent {
             Loopback::Start => !self.checked_here || self.checked.has_failed_transfer(),
             Loopback::Always => true,
         };
-        let (last_seen, last, sight) = (self.last_seen(), self.inventory.clone(), self.sight.clone());
+        let (last_seen, last, sight) = (self.last_seen(), Arc::clone(&self.inventory), self.sight.clone());
         Box::pin(async move {
             let Ok(mut inventory) = sight.read().await else {
                 tracing::warn!("a driver blocks the look at sysfs: no child is started");
@@ -219,11 +219,11 @@ impl Agent {
                 &Progress::new(false),
             )
             .await;
-            (inventory, checked, started_at)
+            (Arc::new(inventory), checked, started_at)
         })
     }
 
-    fn finished(&mut self, (inventory, checked, started_at): (Inventory, Checked, Timestamp)) {
+    fn finished(&mut self, (inventory, checked, started_at): (Arc<Inventory>, Checked, Timestamp)) {
         self.metrics.check(&checked);
         self.inventory = inventory;
         self.checked = checked;
@@ -247,7 +247,7 @@ impl Agent {
 
     /// The passive tier: ports, modules, inventory.
     async fn look(&mut self) {
-        let Ok(changed) = self.sight.glance(self.inventory.clone()).await else {
+        let Ok(changed) = self.sight.glance(Arc::clone(&self.inventory)).await else {
             tracing::warn!("a driver blocks the look at sysfs");
             return;
         };
@@ -257,7 +257,7 @@ impl Agent {
         if let Some(mut inventory) = changed {
             inventory.recall(&self.last_seen());
             tracing::info!("the hardware's state has changed");
-            self.inventory = inventory;
+            self.inventory = Arc::new(inventory);
             self.trigger();
         }
         for hca in &self.inventory.hcas {

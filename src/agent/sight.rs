@@ -55,7 +55,7 @@ impl Sight {
 
     /// Reads everything if anything that matters may have changed; `None` too while another read is
     /// under way.
-    pub(super) async fn glance(&self, last: Inventory) -> Result<Option<Inventory>, Blocked> {
+    pub(super) async fn glance(&self, last: Arc<Inventory>) -> Result<Option<Inventory>, Blocked> {
         if !self.begin() {
             return Ok(None);
         }

@@ -63,8 +63,9 @@ pub fn run(plan: &Plan, out: &mut dyn io::Write) -> io::Result<()> {
         let code = error.raw_os_error().map(Code::errno);
         return reporter.say(&Line::Stopped(Step::Sandbox, code, error.to_string()));
     }
-    reporter.say(&Line::Limits(limits()))?;
-    match row(plan, &mut reporter) {
+    let limits = limits();
+    reporter.say(&Line::Limits(limits.clone()))?;
+    match row(plan, limits, &mut reporter) {
         Ok(()) => reporter.say(&Line::Done),
         Err(Halt::Spared(step, why, evidence)) => reporter.say(&Line::Spared(step, why, evidence)),
         Err(Halt::At(step, code, detail)) => reporter.say(&Line::Stopped(step, code, detail)),
@@ -80,7 +81,7 @@ fn may_move_bytes(plan: &Plan, r: &mut Reporter<'_>) -> Result<bool, Halt> {
     }
 }
 
-fn row(plan: &Plan, r: &mut Reporter<'_>) -> Result<(), Halt> {
+fn row(plan: &Plan, limits: Limits, r: &mut Reporter<'_>) -> Result<(), Halt> {
     let loopback = may_move_bytes(plan, r)?;
     r.step(Step::LoadCuda)?;
     let cuda = Cuda::load(&plan.libcuda).map_err(|e| Halt::At(Step::LoadCuda, None, e.to_string()))?;
@@ -99,7 +100,7 @@ fn row(plan: &Plan, r: &mut Reporter<'_>) -> Result<(), Halt> {
     r.say(&Line::Gpu(answer.clone()))?;
     r.step(Step::Context)?;
     let context = device.retain().map_err(at(Step::Context))?;
-    with_memory(plan, &Found { context: &context, coherent, loopback }, &mut answer, r)?;
+    with_memory(plan, Found { context: &context, coherent, loopback, limits }, &mut answer, r)?;
     r.step(Step::Release)?;
     context.release().map_err(at(Step::Release))
 }
@@ -138,9 +139,10 @@ struct Found<'c> {
     coherent: bool,
     /// Bytes may be moved.
     loopback: bool,
+    limits: Limits,
 }
 
-fn with_memory(plan: &Plan, gpu: &Found<'_>, answer: &mut GpuAnswer, r: &mut Reporter<'_>) -> Result<(), Halt> {
+fn with_memory(plan: &Plan, gpu: Found<'_>, answer: &mut GpuAnswer, r: &mut Reporter<'_>) -> Result<(), Halt> {
     let context = gpu.context;
     r.step(Step::Alloc)?;
     let memory = context.alloc(plan.size).map_err(at(Step::Alloc))?;
@@ -162,7 +164,7 @@ fn with_memory(plan: &Plan, gpu: &Found<'_>, answer: &mut GpuAnswer, r: &mut Rep
     let verbs =
         Verbs::load(Path::new("libibverbs.so.1")).map_err(|e| Halt::At(Step::LoadVerbs, None, e.to_string()))?;
     let deep = if gpu.loopback { deep(plan, context, r)? } else { None };
-    let ready = Ready { plan, verbs: &verbs, memory: &memory, deep: deep.as_ref(), gpu: answer, limits: limits() };
+    let ready = Ready { plan, verbs: &verbs, memory: &memory, deep: deep.as_ref(), gpu: answer, limits: gpu.limits };
     for target in &plan.hcas {
         check_hca(&ready, target, r)?;
     }
