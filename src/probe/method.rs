@@ -104,13 +104,7 @@ impl HcaCheck<'_, '_> {
         match device.alloc_pd() {
             Err(errno) => self.all_unknown(Step::Pd, Some(&errno.into()))?,
             Ok(pd) => {
-                for method in methods(self.ready.plan) {
-                    let verdict = match method {
-                        Method::DmaBuf => self.dma_buf(&pd)?,
-                        Method::Peermem => self.peermem(&pd)?,
-                    };
-                    self.conclude_method(method, verdict)?;
-                }
+                self.with_pd(&pd)?;
                 self.step(Step::DeallocPd)?;
                 self.cleaned_up(Step::DeallocPd, pd.dealloc())?;
             }
@@ -118,6 +112,23 @@ impl HcaCheck<'_, '_> {
         self.step(Step::Close)?;
         let closed = device.close();
         self.cleaned_up(Step::Close, closed)
+    }
+
+    fn with_pd(&mut self, pd: &Pd<'_>) -> io::Result<()> {
+        self.step(Step::HostMr)?;
+        let page = vec![0_u8; 4096];
+        // Charged to the locked-memory limit; where that forbids it there is no second key.
+        let witness = pd.register(page.as_ptr().expose_provenance() as u64, page.len(), Access::ReadWrite).ok();
+        for method in methods(self.ready.plan) {
+            let verdict = match method {
+                Method::DmaBuf => self.dma_buf(pd, witness.as_ref())?,
+                Method::Peermem => self.peermem(pd, witness.as_ref())?,
+            };
+            self.conclude_method(method, verdict)?;
+        }
+        let Some(witness) = witness else { return Ok(()) };
+        self.step(Step::Dereg)?;
+        self.cleaned_up(Step::Dereg, witness.deregister())
     }
 
     /// A clean-up that fails leaves something behind, so nothing of this HCA counts as verified.
@@ -135,7 +146,7 @@ impl HcaCheck<'_, '_> {
 
     /// Asks with descriptor -1 whether there is such a path, exports, registers, verifies, and
     /// tries a range past the buffer's end, which must be refused.
-    fn dma_buf(&mut self, pd: &Pd<'_>) -> io::Result<MethodResult> {
+    fn dma_buf(&mut self, pd: &Pd<'_>, witness: Option<&Mr<'_>>) -> io::Result<MethodResult> {
         let start = Instant::now();
         if !self.ready.verbs.has_dmabuf() {
             return Ok(result(Outcome::Unsupported, Some(Step::LoadVerbs), None, start.elapsed()));
@@ -167,7 +178,7 @@ impl HcaCheck<'_, '_> {
             }
         };
         // libibverbs sets `addr` to the offset, which is 0 here.
-        let facts = self.verify(pd, &mr, None)?;
+        let facts = self.verify(&mr, witness, None)?;
         self.step(Step::Control)?;
         let control = pd.register_dmabuf(Some(fd.as_fd()), 0, size + (1 << 20), address, Access::Read);
         let refused = matches!(control, Err(Errno(libc::EINVAL)));
@@ -177,7 +188,7 @@ impl HcaCheck<'_, '_> {
 
     /// Registers the device pointer, verifies, and tries a reservation that nobody may touch, which
     /// must be refused.
-    fn peermem(&mut self, pd: &Pd<'_>) -> io::Result<MethodResult> {
+    fn peermem(&mut self, pd: &Pd<'_>, witness: Option<&Mr<'_>>) -> io::Result<MethodResult> {
         let start = Instant::now();
         self.step(Step::RegMr)?;
         if self.gpu.gdr != Some(true) {
@@ -192,7 +203,7 @@ impl HcaCheck<'_, '_> {
                 return Ok(result(outcome, Some(Step::RegMr), Some(errno.into()), start.elapsed()));
             }
         };
-        let facts = self.verify(pd, &mr, Some(address))?;
+        let facts = self.verify(&mr, witness, Some(address))?;
         self.step(Step::Control)?;
         let reservation = Reservation::new(size)?;
         let control = pd.register(reservation.address(), size, Access::Read);
@@ -243,19 +254,20 @@ impl HcaCheck<'_, '_> {
         }
     }
 
-    /// Checks what an MR says of itself: keys that differ from those of a second live MR over a
-    /// host page, and the length, and with peermem the address, as passed (libibverbs copies both:
-    /// a sanity check, no proof).
-    fn verify(&mut self, pd: &Pd<'_>, mr: &Mr<'_>, address: Option<u64>) -> io::Result<Result<MrFacts, MrFacts>> {
+    /// Checks what an MR says of itself: keys that differ from those of the witness, a second live MR
+    /// over a host page, and the length, and with peermem the address, as passed (libibverbs copies
+    /// both: a sanity check, no proof).
+    fn verify(
+        &mut self,
+        mr: &Mr<'_>,
+        witness: Option<&Mr<'_>>,
+        address: Option<u64>,
+    ) -> io::Result<Result<MrFacts, MrFacts>> {
         self.step(Step::Verify)?;
         let facts = mr.facts();
-        let page = vec![0_u8; 4096];
-        // Charged to the locked-memory limit; where that forbids it there is no second key.
-        let second = pd.register(page.as_ptr().expose_provenance() as u64, page.len(), Access::ReadWrite).ok();
-        let distinct = second.as_ref().is_none_or(|s| {
-            let other = s.facts();
-            facts.lkey != other.lkey && (facts.rkey != other.rkey || facts.rkey == 0)
-        });
+        let distinct = witness
+            .map(Mr::facts)
+            .is_none_or(|other| facts.lkey != other.lkey && (facts.rkey != other.rkey || facts.rkey == 0));
         let as_passed = facts.length == self.memory.size() as u64 && address.is_none_or(|a| a == facts.addr);
         Ok(if distinct && as_passed { Ok(facts) } else { Err(facts) })
     }

@@ -142,6 +142,9 @@ pub enum Step {
     /// `ibv_alloc_pd`.
     #[serde(rename = "ibv_alloc_pd")]
     Pd,
+    /// Registering a host page, whose keys a GPU's region must not have.
+    #[serde(rename = "ibv_reg_mr of host memory")]
+    HostMr,
     /// Exporting a dma-buf.
     #[serde(rename = "cuMemGetHandleForAddressRange")]
     Export,

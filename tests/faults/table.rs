@@ -87,6 +87,7 @@ const OPEN: &str = "ibv_open_device";
 const PD: &str = "ibv_alloc_pd";
 const DMABUF: &str = "ibv_reg_dmabuf_mr";
 const REG: &str = "ibv_reg_mr";
+const HOST_MR: &str = "ibv_reg_mr of host memory";
 const VERIFY: &str = "verify";
 const CONTROL: &str = "control";
 const DEREG: &str = "ibv_dereg_mr";
@@ -309,33 +310,38 @@ pub(crate) const TABLE: &[Row] = &[
     ),
     ends("ibv_reg_dmabuf_mr@3", HANG, Unknown(CONTROL), "ProbeTimeout"),
     ends("ibv_reg_dmabuf_mr@3", CRASH, Unknown(CONTROL), "ProbeCrashed"),
-    // ---- peermem: 1 is dma-buf's second region, 2 the registration, 3 its second region, 4 the control
-    row("ibv_reg_mr@1", &["wrong:keys"], Unknown(VERIFY), Verified, "MrMismatch"),
-    ends("ibv_reg_mr@1", HANG, Unknown(VERIFY), "ProbeTimeout"),
-    ends("ibv_reg_mr@1", CRASH, Unknown(VERIFY), "ProbeCrashed"),
+    // ---- peermem: 1 is the host page whose keys are compared, 2 the registration, 3 the control
+    row("ibv_reg_mr@1", &["code:1", "code:12", "code:14", "code:9999", "wrong:null"], Verified, Verified, "-"),
+    ends("ibv_reg_mr@1", HANG, Unknown(HOST_MR), "ProbeTimeout"),
+    ends("ibv_reg_mr@1", CRASH, Unknown(HOST_MR), "ProbeCrashed"),
+    row("ibv_reg_dmabuf_mr@2", &["wrong:keys"], Unknown(VERIFY), Verified, "MrMismatch"),
     row("ibv_reg_mr@2", NO_SUCH_PATH, Verified, Unsupported(REG), "PeermemUnsupported"),
     row("ibv_reg_mr@2", REFUSED, Verified, Failed(REG), "PeermemRefused"),
     row("ibv_reg_mr@2", GONE, Verified, Unknown(REG), "HcaGone"),
     row("ibv_reg_mr@2", NOT_ANSWERING, Verified, Unknown(REG), "HcaNotAnswering"),
     row("ibv_reg_mr@2", SILENT, Verified, Unknown(REG), "VerbsFailed"),
-    row("ibv_reg_mr@2", &["wrong:length", "wrong:address"], Verified, Unknown(VERIFY), "MrMismatch"),
+    row("ibv_reg_mr@2", &["wrong:length", "wrong:address", "wrong:keys"], Verified, Unknown(VERIFY), "MrMismatch"),
     row("ibv_reg_mr@2", HANG, Verified, Unknown(REG), "ProbeTimeout"),
     row("ibv_reg_mr@2", CRASH, Verified, Unknown(REG), "ProbeCrashed"),
-    row("ibv_reg_mr@3", &["wrong:keys"], Verified, Unknown(VERIFY), "MrMismatch"),
-    row("ibv_reg_mr@4", &["wrong:accept"], Verified, Unknown(CONTROL), "ControlAccepted"),
-    row("ibv_reg_mr@4", GONE, Verified, Unknown(CONTROL), "HcaGone"),
-    row("ibv_reg_mr@4", &["code:12", "code:22", "code:9999", "wrong:null"], Verified, Unknown(CONTROL), "VerbsFailed"),
-    row("ibv_reg_mr@4", HANG, Verified, Unknown(CONTROL), "ProbeTimeout"),
-    row("ibv_reg_mr@4", CRASH, Verified, Unknown(CONTROL), "ProbeCrashed"),
-    // ---- clean-up: 1 and 3 are the second regions, 2 and 4 the GPU's; a region that stays keeps the PD
-    row("ibv_dereg_mr@2", &["code:12", "code:22", "code:9999"], Unknown(DEREG), Unknown(DEALLOC), "VerbsFailed"),
-    row("ibv_dereg_mr@2", GONE, Unknown(DEREG), Unknown(DEALLOC), "HcaGone"),
-    row("ibv_dereg_mr@2", NOT_ANSWERING, Unknown(DEREG), Unknown(DEALLOC), "HcaNotAnswering"),
-    ends("ibv_dereg_mr@2", HANG, Unknown(DEREG), "ProbeTimeout"),
-    ends("ibv_dereg_mr@2", CRASH, Unknown(DEREG), "ProbeCrashed"),
-    row("ibv_dereg_mr@4", &["code:12", "code:22", "code:9999"], Unknown(DEALLOC), Unknown(DEREG), "VerbsFailed"),
-    row("ibv_dereg_mr@4", HANG, Verified, Unknown(DEREG), "ProbeTimeout"),
-    row("ibv_dereg_mr@4", CRASH, Verified, Unknown(DEREG), "ProbeCrashed"),
+    row("ibv_reg_mr@3", &["wrong:accept"], Verified, Unknown(CONTROL), "ControlAccepted"),
+    row("ibv_reg_mr@3", GONE, Verified, Unknown(CONTROL), "HcaGone"),
+    row("ibv_reg_mr@3", &["code:12", "code:22", "code:9999", "wrong:null"], Verified, Unknown(CONTROL), "VerbsFailed"),
+    row("ibv_reg_mr@3", HANG, Verified, Unknown(CONTROL), "ProbeTimeout"),
+    row("ibv_reg_mr@3", CRASH, Verified, Unknown(CONTROL), "ProbeCrashed"),
+    // ---- clean-up: 1 is dma-buf's region, 2 peermem's, 3 the host page's; a region that stays keeps the PD
+    row("ibv_dereg_mr@1", &["code:12", "code:22", "code:9999"], Unknown(DEREG), Unknown(DEALLOC), "VerbsFailed"),
+    row("ibv_dereg_mr@1", GONE, Unknown(DEREG), Unknown(DEALLOC), "HcaGone"),
+    row("ibv_dereg_mr@1", NOT_ANSWERING, Unknown(DEREG), Unknown(DEALLOC), "HcaNotAnswering"),
+    ends("ibv_dereg_mr@1", HANG, Unknown(DEREG), "ProbeTimeout"),
+    ends("ibv_dereg_mr@1", CRASH, Unknown(DEREG), "ProbeCrashed"),
+    row("ibv_dereg_mr@2", &["code:12", "code:22", "code:9999"], Unknown(DEALLOC), Unknown(DEREG), "VerbsFailed"),
+    row("ibv_dereg_mr@2", HANG, Verified, Unknown(DEREG), "ProbeTimeout"),
+    row("ibv_dereg_mr@2", CRASH, Verified, Unknown(DEREG), "ProbeCrashed"),
+    ends("ibv_dereg_mr@3", &["code:12", "code:22", "code:9999"], Unknown(DEREG), "VerbsFailed"),
+    ends("ibv_dereg_mr@3", GONE, Unknown(DEREG), "HcaGone"),
+    ends("ibv_dereg_mr@3", NOT_ANSWERING, Unknown(DEREG), "HcaNotAnswering"),
+    ends("ibv_dereg_mr@3", HANG, Verified, "ProbeTimeout"),
+    ends("ibv_dereg_mr@3", CRASH, Verified, "ProbeCrashed"),
     ends(DEALLOC, &["code:22", "code:9999"], Unknown(DEALLOC), "VerbsFailed"),
     ends(DEALLOC, GONE, Unknown(DEALLOC), "HcaGone"),
     ends(DEALLOC, NOT_ANSWERING, Unknown(DEALLOC), "HcaNotAnswering"),
