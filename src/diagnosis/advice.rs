@@ -4,8 +4,13 @@ use super::Facts;
 use crate::report::{Method, Outcome, Reason};
 
 /// The reasons that are nothing else.
-pub(super) const ADVICE: &[Reason] =
-    &[Reason::PodsMemlockLow, Reason::MemoryPeersAbsent, Reason::OldDriverP2pRace, Reason::LargeMappingFault];
+pub(super) const ADVICE: &[Reason] = &[
+    Reason::PodsMemlockLow,
+    Reason::PersistenceOff,
+    Reason::MemoryPeersAbsent,
+    Reason::OldDriverP2pRace,
+    Reason::LargeMappingFault,
+];
 
 /// All advice, with what it was concluded from.
 pub(super) fn all(facts: &Facts<'_>) -> Vec<(Reason, String)> {

@@ -177,10 +177,14 @@ catalogue! {
         "BAR1, through which the HCA reaches the GPU's memory, has no room.",
         "A registration answers EFAULT or ENOMEM, and the kernel log says so, or BAR1 is small.",
         "See `nvidia-smi -q -d MEMORY`: end what holds BAR1 (GDRCopy, other registrations), or enable a large BAR (resizable BAR, `above 4G decoding`) in the firmware; in a VM, give it more MMIO space.";
+    VgpuWithoutGpuDirect, Node, lasting,
+        "A vGPU's memory can't be registered: its profile, or its host's driver, has no GPUDirect RDMA.",
+        "A registration or an export is refused, and NVML says that the GPU is a vGPU.",
+        "Give the virtual machine a profile with GPUDirect RDMA (a whole GPU on a supported host, open kernel modules in the guest), or pass the GPU through.";
     PeermemNotLoaded, Node, lasting,
         "The kernel module nvidia_peermem is not loaded: ibv_reg_mr can't take GPU memory.",
         "ibv_reg_mr answers EFAULT (14) and there is no /sys/module/nvidia_peermem.",
-        "modprobe nvidia-peermem and list it in /etc/modules-load.d; or use dma-buf (open NVIDIA kernel modules, Linux 5.12 or newer).";
+        "modprobe nvidia-peermem and list it in /etc/modules-load.d; if modprobe answers `Invalid argument` and the kernel log is silent, the NVIDIA driver was built before OFED: build it again. Or use dma-buf (open NVIDIA kernel modules, Linux 5.12 or newer).";
     PeermemRefused, Driver, passing,
         "nvidia_peermem is loaded, and the registration of GPU memory is refused.",
         "ibv_reg_mr on GPU memory answers an errno while the module is there.",
@@ -273,6 +277,10 @@ catalogue! {
         "Containers on this node start with a small locked-memory limit: other pods will fail to register memory, although this one, with CAP_IPC_LOCK, does not.",
         "RLIMIT_MEMLOCK of this container is below 64 MiB.",
         "Set LimitMEMLOCK=infinity for containerd (a systemd drop-in), or give pods that use RDMA the capability IPC_LOCK.";
+    PersistenceOff, Node, lasting,
+        "Persistence mode is off: the driver initialises the GPU anew for each process, for seconds, and forgets its settings.",
+        "nvmlDeviceGetPersistenceMode.",
+        "Run nvidia-persistenced on the node.";
     MemoryPeersAbsent, Node, lasting,
         "nvidia_peermem works, and NCCL before 2.23.4 does not see that it does.",
         "nvidia_peermem is the only method that works, and /sys/kernel/mm/memory_peers is missing, as on Linux 6.4 and newer.",

@@ -113,7 +113,9 @@ pub(super) fn method_result(pair: &Pair, method: Method, facts: &Facts<'_>, out:
         errno: result.code.as_ref().and_then(Code::as_errno),
         bar1: facts.surroundings.bar1.get(&pair.gpu).copied(),
     };
-    let (reason, seen) = refine(reason, &subject, facts.surroundings).unwrap_or((reason, String::new()));
+    let (reason, seen) = refine(reason, &subject, facts.surroundings)
+        .or_else(|| of_a_virtual_gpu(reason, row))
+        .unwrap_or((reason, String::new()));
     let raised = out.raise(reason, severity, Some(pair.gpu), Some(&pair.hca), evidence);
     push_new(&mut raised.evidence, Some(seen).filter(|seen| !seen.is_empty()));
     push_new(&mut raised.methods, Some(method));
@@ -125,6 +127,14 @@ pub(super) fn method_result(pair: &Pair, method: Method, facts: &Facts<'_>, out:
     if matches!(reason, Reason::ProviderMissing | Reason::ProviderAbiMismatch) {
         complaints(row, raised);
     }
+}
+
+/// What a vGPU lacks no driver in its virtual machine can mend.
+fn of_a_virtual_gpu(reason: Reason, row: &Row) -> Option<(Reason, String)> {
+    const LACKING: [Reason; 4] =
+        [Reason::PeermemRefused, Reason::PeermemUnsupported, Reason::DmabufRefused, Reason::DmabufClosedModule];
+    let is_one = row.usage.as_ref().is_some_and(|usage| usage.virtual_gpu == Some(true));
+    (is_one && LACKING.contains(&reason)).then(|| (Reason::VgpuWithoutGpuDirect, "NVML: the GPU is a vGPU".to_owned()))
 }
 
 fn limit_in_words(limits: &Limits) -> String {

@@ -16,6 +16,9 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
             for stop in &row.stops {
                 stopped(*gpu, row, stop, facts, &mut gathered);
             }
+            if row.usage.as_ref().is_some_and(|usage| usage.persistence == Some(false)) {
+                gathered.raise(Reason::PersistenceOff, Severity::Info, Some(*gpu), None, "");
+            }
         }
         for pair in facts.pairs {
             for method in Method::ALL {

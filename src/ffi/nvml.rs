@@ -26,6 +26,7 @@ functions! {
         optional confidential = "nvmlSystemGetConfComputeState": fn(*mut Confidential) -> u32;
         optional mode = "nvmlDeviceGetComputeMode": fn(Handle, *mut c_int) -> u32;
         optional persistence = "nvmlDeviceGetPersistenceMode": fn(Handle, *mut c_uint) -> u32;
+        optional virtualization = "nvmlDeviceGetVirtualizationMode": fn(Handle, *mut c_uint) -> u32;
         optional memory_v2 = "nvmlDeviceGetMemoryInfo_v2": fn(Handle, *mut MemoryV2) -> u32;
         optional memory_v1 = "nvmlDeviceGetMemoryInfo": fn(Handle, *mut MemoryV1) -> u32;
         optional compute_v3 = "nvmlDeviceGetComputeRunningProcesses_v3": fn(Handle, *mut c_uint, *mut Process) -> u32;
@@ -255,6 +256,18 @@ impl Gpu<'_> {
         // SAFETY: a handle of this session, and a place for one number.
         check(unsafe { ask(self.handle, &raw mut mode) })?;
         one_of(mode)
+    }
+
+    /// Whether it is a vGPU in a virtual machine (`NVML_GPU_VIRTUALIZATION_MODE_VGPU`), which shares a
+    /// GPU with others; one that is passed through whole is none.
+    pub fn virtual_gpu(&self) -> Result<bool, NvmlError> {
+        const VGPU: c_uint = 2;
+        const LAST: c_uint = 4;
+        let ask = self.table.virtualization.ok_or(NvmlError::FUNCTION_NOT_FOUND)?;
+        let mut mode = 0;
+        // SAFETY: a handle of this session, and a place for one enumerator.
+        check(unsafe { ask(self.handle, &raw mut mode) })?;
+        if mode <= LAST { Ok(mode == VGPU) } else { Err(NvmlError::UNKNOWN) }
     }
 
     /// Its memory: by version 2, else by version 1. Numbers that can't be are an error.

@@ -75,6 +75,7 @@ impl Asking<'_, '_> {
         self.usage.processes = self.processes(gpu)?;
         self.usage.memory = self.one(Step::NvmlMemory, || gpu.memory())?.map(memory);
         self.usage.persistence = self.one(Step::NvmlPersistence, || gpu.persistence())?;
+        self.usage.virtual_gpu = self.one(Step::NvmlVirtualization, || gpu.virtual_gpu())?;
         Ok(())
     }
 

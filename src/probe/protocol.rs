@@ -97,6 +97,9 @@ pub enum Step {
     /// Does the driver keep it initialised?
     #[serde(rename = "nvmlDeviceGetPersistenceMode")]
     NvmlPersistence,
+    /// Is it a vGPU?
+    #[serde(rename = "nvmlDeviceGetVirtualizationMode")]
+    NvmlVirtualization,
     /// `nvmlShutdown`.
     #[serde(rename = "nvmlShutdown")]
     NvmlShutdown,

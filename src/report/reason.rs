@@ -98,6 +98,8 @@ reasons! {
     TransferRefused,
     /// A transfer completes, and the bytes are not those that were sent.
     TransferCorrupt,
+    /// A vGPU's profile, or its host, has no GPUDirect RDMA.
+    VgpuWithoutGpuDirect,
     /// `nvidia_peermem` is not loaded.
     PeermemNotLoaded,
     /// The kernel has no peer-memory interface, so that `nvidia_peermem` can't be loaded.
@@ -132,6 +134,8 @@ reasons! {
     CpusetHidesGpuMemory,
     /// Pods here start with a small locked-memory limit.
     PodsMemlockLow,
+    /// The driver initialises the GPU anew for each process.
+    PersistenceOff,
     /// A folder that older NCCL looks for is not there.
     MemoryPeersAbsent,
     /// This driver can crash when a mapping is taken away.

@@ -27,6 +27,8 @@ pub struct Usage {
     pub memory: Option<Memory>,
     /// Whether the driver keeps it initialised while nobody uses it.
     pub persistence: Option<bool>,
+    /// Whether it is a vGPU, of which several share one GPU.
+    pub virtual_gpu: Option<bool>,
     /// Whether NVML calls it lost.
     pub lost: bool,
     /// What NVML could not be asked or did not answer, in words.

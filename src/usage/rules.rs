@@ -91,6 +91,7 @@ mod tests {
             processes: Some(Vec::new()),
             memory: Some(memory(4)),
             persistence: Some(true),
+            virtual_gpu: Some(false),
             ..Usage::default()
         }
     }

@@ -255,3 +255,27 @@ fn nothing_is_said_of_a_healthy_node() {
     assert_eq!(report["findings"], serde_json::json!([]));
     assert!(Path::new(&node.home.path("run")).exists());
 }
+
+/// What a profile lacks no module in the guest can mend; a GPU that is passed through whole is one of its own.
+#[test]
+fn a_vgpu_without_gpudirect() {
+    let mut node = node();
+    node.set("STANDIN_VERBS_PEERMEM", "0");
+    node.order("cuDeviceGetAttribute@2=code:1");
+    node.set("STANDIN_NVML_VIRTUALIZATION", "2");
+    let report = node.check(&[]).exits(1).json();
+    raises(&report, "VgpuWithoutGpuDirect", "error", "NVML: the GPU is a vGPU", "PeermemRefused");
+    assert!(find(&report, "DmabufClosedModule").is_none());
+    node.set("STANDIN_NVML_VIRTUALIZATION", "1");
+    let report = node.check(&[]).exits(1).json();
+    raises(&report, "PeermemRefused", "error", "EFAULT", "VgpuWithoutGpuDirect");
+}
+
+#[test]
+fn a_gpu_that_is_initialised_anew_each_time() {
+    let mut node = node();
+    assert!(find(&node.check(&[]).exits(0).json(), "PersistenceOff").is_none());
+    node.set("STANDIN_NVML_PERSISTENCE", "0");
+    let report = node.check(&[]).exits(0).json();
+    assert_eq!(finding(&report, "PersistenceOff")["severity"], "info");
+}

@@ -116,6 +116,7 @@ const MODE: &str = "nvmlDeviceGetComputeMode";
 const PROCESSES: &str = "nvmlDeviceGetComputeRunningProcesses";
 const IN_USE: &str = "nvmlDeviceGetMemoryInfo";
 const PERSISTENCE: &str = "nvmlDeviceGetPersistenceMode";
+const VIRTUALIZATION: &str = "nvmlDeviceGetVirtualizationMode";
 const SHUTDOWN: &str = "nvmlShutdown";
 /// What NVML does not answer is learned by trying.
 const ASKED: &[&str] =
@@ -173,6 +174,10 @@ pub(crate) const TABLE: &[Row] = &[
     ends(PERSISTENCE, &["wrong:nonsense"], Verified, "-"),
     ends(PERSISTENCE, HANG, Unknown(PERSISTENCE), "ProbeTimeout"),
     ends(PERSISTENCE, CRASH, Unknown(PERSISTENCE), "ProbeCrashed"),
+    ends(VIRTUALIZATION, ASKED, Verified, "-"),
+    ends(VIRTUALIZATION, &["wrong:nonsense"], Verified, "-"),
+    ends(VIRTUALIZATION, HANG, Unknown(VIRTUALIZATION), "ProbeTimeout"),
+    ends(VIRTUALIZATION, CRASH, Unknown(VIRTUALIZATION), "ProbeCrashed"),
     ends(SHUTDOWN, &["code:1", "code:999", "code:9999"], Verified, "-"),
     ends(SHUTDOWN, HANG, Unknown(SHUTDOWN), "ProbeTimeout"),
     ends(SHUTDOWN, CRASH, Unknown(SHUTDOWN), "ProbeCrashed"),

@@ -184,6 +184,11 @@ entry! {
         unsafe { put(mode, if state.wrong("nonsense") { 7 } else { set }) }
     }
 
+    fn nvmlDeviceGetVirtualizationMode(device: usize, mode: *mut c_uint) |state| {
+        let set = Gpu::of(device)?.number("VIRTUALIZATION").unwrap_or(0) as c_uint;
+        unsafe { put(mode, if state.wrong("nonsense") { 9 } else { set }) }
+    }
+
     /// `used` has `reserved` in it, as in the driver's.
     fn nvmlDeviceGetMemoryInfo(device: usize, memory: *mut Memory) |state| {
         let (used, reserved) = taken(&Gpu::of(device)?);
