@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::{
     cli::Context,
-    hardware::{Inventory, Surroundings},
+    hardware::{Inventory, Listed, Surroundings},
     kubelet::Device,
     report::Report,
     store::{Memory, write_atomically},
@@ -25,6 +25,8 @@ pub struct Published {
     pub report: Arc<Report>,
     /// The devices of this boot.
     pub devices: Vec<Device>,
+    /// What device plugins offer on this node, by the last check; `None` where that is not known.
+    pub listed: Option<Vec<Listed>>,
     /// Whether a check has finished since this process started.
     pub checked: bool,
 }
@@ -71,7 +73,7 @@ impl Pending<'_> {
             report = stored.clone();
             report.verdict = verdict.clone();
         }
-        Published { report: Arc::new(report), devices: Vec::new(), checked: false }
+        Published { report: Arc::new(report), devices: Vec::new(), listed: None, checked: false }
     }
 }
 
@@ -91,5 +93,5 @@ pub(super) fn same(a: &Published, b: &Published) -> bool {
         }
         report
     };
-    a.devices == b.devices && a.checked == b.checked && timeless(a) == timeless(b)
+    a.devices == b.devices && a.listed == b.listed && a.checked == b.checked && timeless(a) == timeless(b)
 }

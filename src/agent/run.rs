@@ -34,6 +34,7 @@ use crate::{
     report::{Hca, HcaRole},
     store::Memory,
     telemetry::{http, metrics::Metrics},
+    usage::also_in,
     verdict::{self, Assessment, Input, Stamp, damping, devices},
 };
 
@@ -135,16 +136,19 @@ impl Agent {
         requests: mpsc::Sender<CheckRequest>,
         end: &CancellationToken,
     ) -> Result<(), RunError> {
-        let config = &self.context.config;
+        let config = Arc::new(self.context.config.clone());
         let listener =
             socket::bind(&self.run_dir).map_err(io_error(format!("can't listen in {}", self.run_dir.display())))?;
         tokio::spawn(socket::serve(listener, state.clone(), requests));
         if let Some(listen) = &config.http.listen {
             tokio::spawn(http::serve(listen.clone(), state.clone(), Arc::clone(&self.metrics)));
         }
+        let dev_root = self.context.roots.dev.clone();
+        tokio::spawn(kubelet::keep_specs(Arc::clone(&config), state.clone(), dev_root));
         for resource in &config.resources {
             tokio::spawn(kubelet::supervise(Supervised {
                 resource: resource.clone(),
+                config: Arc::clone(&config),
                 folder: config.kubelet.device_plugins.clone(),
                 state: state.clone(),
                 machine: Arc::clone(&self.context.machine),
@@ -319,7 +323,12 @@ impl Agent {
         }
         report.verdict = verdict;
         report.valid_until = pace::valid_until(&config.check.interval, now);
-        let published = Published { devices: self.devices(), checked: self.checked_in_boot, report: Arc::new(report) };
+        let published = Published {
+            devices: self.devices(),
+            listed: self.checked.surroundings.listed.clone(),
+            checked: self.checked_in_boot,
+            report: Arc::new(report),
+        };
         let differs = !same(&self.tell.borrow(), &published);
         if differs || full_check {
             self.metrics.report(&published, self.context.machine.stuck());
@@ -379,13 +388,15 @@ impl Agent {
     }
 
     fn devices(&self) -> Vec<Device> {
+        let listed = self.checked.surroundings.listed.as_deref().unwrap_or_default();
         self.memory
             .devices
             .iter()
             .filter_map(|(id, memory)| {
                 let (hca, rail) = self.known.get(id)?.clone();
                 let here = self.inventory.hcas.iter().any(|h| h.key() == *id);
-                Some(Device { id: id.clone(), hca, rail, healthy: here && devices::healthy(memory) })
+                let also_in = also_in(&hca, listed, &self.context.config.resources).map(str::to_owned);
+                Some(Device { id: id.clone(), hca, rail, healthy: here && devices::healthy(memory), also_in })
             })
             .collect()
     }

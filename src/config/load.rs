@@ -195,6 +195,11 @@ fn validate(config: &Config) -> Result<(), Problem> {
         must(!twice, &key, format!("`{}` is there twice", resource.name))?;
         must((1..=1024).contains(&resource.replicas), &format!("resources[{i}].replicas"), "must be 1 to 1024".into())?;
         validate_selectors(&format!("resources[{i}].select"), &resource.select)?;
+        let before = config.resources.iter().take(i).find(|other| other.nccl_env && resource.nccl_env);
+        if let Some(other) = before {
+            let problem = format!("is on for `{}` too; one resource alone can set NCCL's variables", other.name);
+            return Err((format!("resources[{i}].ncclEnv"), problem));
+        }
     }
     if let Some(listen) = &config.http.listen {
         must(
@@ -302,6 +307,11 @@ mod tests {
             ("resources: [ { select: [ {} ] } ]", "resources[0].select[0]", "empty"),
             ("resources: [ { select: [ { vendor: mellanox } ] } ]", "resources[0].select[0].vendor", "0x15b3"),
             ("resources: [ { select: [ { pci: \"1b:00\" } ] } ]", "resources[0].select[0].pci", "0000:1b:00.0"),
+            (
+                "resources: [ { name: a/b, ncclEnv: true }, { name: a/c, ncclEnv: true } ]",
+                "resources[1].ncclEnv",
+                "`a/b` too",
+            ),
             ("hardware: { topologyFile: topo.xml }", "hardware.topologyFile", "absolute path"),
             ("http: { listen: everywhere }", "http.listen", "9477"),
             ("bogus: 1", "bogus", "unknown field"),
@@ -318,7 +328,7 @@ mod tests {
 
     #[test]
     fn names_a_key_that_has_no_effect_yet() {
-        let config = from_yaml(&format!("{HEAD}cdi: {{ enabled: true }}\n"), &[]).unwrap();
+        let config = from_yaml(&format!("{HEAD}publish: {{ mode: nfd }}\n"), &[]).unwrap();
         assert_eq!(config.not_yet().len(), 1);
         assert!(Config::default().not_yet().is_empty());
     }

@@ -360,15 +360,6 @@ impl Config {
         };
         say(!self.policy.expect.is_empty(), "policy.expect");
         say(self.publish.mode == PublishMode::Nfd, "publish.mode: nfd");
-        say(self.cdi.enabled, "cdi.enabled");
-        for (i, resource) in self.resources.iter().enumerate() {
-            say(resource.kind == ResourceKind::Pair, &format!("resources[{i}].kind: pair"));
-            say(resource.pre_start, &format!("resources[{i}].preStart"));
-            say(resource.nccl_env, &format!("resources[{i}].ncclEnv"));
-            say(resource.mad, &format!("resources[{i}].mad"));
-            say(resource.shared, &format!("resources[{i}].shared"));
-            say(resource.replicas > 1, &format!("resources[{i}].replicas"));
-        }
         out
     }
 }

@@ -277,6 +277,10 @@ catalogue! {
         "Containers on this node start with a small locked-memory limit: other pods will fail to register memory, although this one, with CAP_IPC_LOCK, does not.",
         "RLIMIT_MEMLOCK of this container is below 64 MiB.",
         "Set LimitMEMLOCK=infinity for containerd (a systemd drop-in), or give pods that use RDMA the capability IPC_LOCK.";
+    OfferedTwice, Node, lasting,
+        "Another device plugin hands out the same HCA, so that two pods could get it.",
+        "The kubelet lists its PCI address or its name under a resource that is not the agent's.",
+        "Take it out of one of the two: narrow resources[].select, or the other plugin's selector; or say resources[].shared where both may.";
     PersistenceOff, Node, lasting,
         "Persistence mode is off: the driver initialises the GPU anew for each process, for seconds, and forgets its settings.",
         "nvmlDeviceGetPersistenceMode.",

@@ -6,7 +6,13 @@ use super::{
     refine::{Subject, refine},
     results::{method_result, stopped},
 };
-use crate::report::{Finding, GpuRole, HcaRole, Method, Reason, Severity, Transport};
+use crate::{
+    config::Resource,
+    hardware::HcaFacts,
+    report::{Finding, GpuRole, HcaRole, Method, Reason, Severity, Transport},
+    usage::also_in,
+    verdict::matches_hca,
+};
 
 pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
     let mut gathered = Gathered::default();
@@ -26,6 +32,7 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
             }
         }
         ports(facts, &mut gathered);
+        offered_twice(facts, &mut gathered);
         unserved(facts, &mut gathered);
         not_configured(facts, &mut gathered);
         for (reason, seen) in advice::all(facts) {
@@ -109,6 +116,21 @@ fn ports(facts: &Facts<'_>, out: &mut Gathered) {
     let mut adapters = facts.hcas.iter().filter(|h| h.role != HcaRole::Excluded).peekable();
     if adapters.peek().is_some() && adapters.all(|h| h.role == HcaRole::Idle) {
         out.raise(Reason::PortNeverActive, Severity::Info, None, None, "");
+    }
+}
+
+/// What this agent and another plugin promise to pods at the same time.
+fn offered_twice(facts: &Facts<'_>, out: &mut Gathered) {
+    let listed = facts.surroundings.listed.as_deref().unwrap_or_default();
+    let offered = |hca: &&HcaFacts| {
+        let rail = facts.hcas.iter().find(|known| known.name == hca.name).map(|known| known.rail);
+        let takes = |resource: &Resource| resource.select.iter().any(|s| matches_hca(s, hca, rail));
+        facts.config.resources.iter().any(|resource| !resource.shared && takes(resource))
+    };
+    for hca in facts.inventory.hcas.iter().filter(offered) {
+        if let Some(other) = also_in(hca, listed, &facts.config.resources) {
+            out.raise(Reason::OfferedTwice, Severity::Warning, None, Some(&hca.name), format!("also in {other}"));
+        }
     }
 }
 

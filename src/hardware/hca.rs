@@ -36,6 +36,8 @@ pub struct HcaFacts {
     pub vf_of: Option<PciAddress>,
     /// Its character device.
     pub node: Option<DeviceNode>,
+    /// Its nodes for subnet management, `umad0` and `issm0`; of InfiniBand alone.
+    pub mad: Vec<String>,
     /// An adapter function that only manages NVLink (NVSwitch), and never carries data of GPUs.
     pub nvlink_management: bool,
     /// It is elsewhere: in a pod's network namespace, or bound to vfio-pci. Ports are as last seen.
@@ -72,6 +74,7 @@ impl BareFunction {
             firmware: known.firmware.clone(),
             vf_of: None,
             node: None,
+            mad: Vec::new(),
             nvlink_management: false,
             away: true,
         }
@@ -187,6 +190,7 @@ fn read(roots: &Roots, class: &Path, name: String) -> HcaFacts {
         firmware: read_trimmed(&dir.join("fw_ver")),
         vf_of: function.as_ref().and_then(|f| link_name(&f.join("physfn"))?.parse().ok()),
         node: device_node(roots, &dir),
+        mad: mad_nodes(roots, &name),
         nvlink_management: function.as_deref().is_some_and(is_nvlink_management),
         away: false,
         driver,
@@ -229,6 +233,15 @@ fn device_node(roots: &Roots, hca: &Path) -> Option<DeviceNode> {
         .find(|name| read_trimmed(&verbs.join(name).join("ibdev")).as_deref() == Some(ibdev))?;
     let path = roots.dev.join("infiniband").join(&name);
     Some(DeviceNode { name, present: path.exists(), path })
+}
+
+/// `umadN` and `issmN`, whose `ibdev` is this device.
+fn mad_nodes(roots: &Roots, name: &str) -> Vec<String> {
+    let class = roots.sysfs.join("class/infiniband_mad");
+    let mut nodes = list_dir(&class);
+    nodes.retain(|node| read_trimmed(&class.join(node).join("ibdev")).as_deref() == Some(name));
+    nodes.sort();
+    nodes
 }
 
 /// `NVSwitch` systems have `ConnectX` functions that only manage NVLink; their VPD says so.

@@ -23,7 +23,7 @@ pub use hca::{BareFunction, DeviceNode, HcaFacts};
 pub use nccl::{TopologyError, TopologyFile};
 pub use pci::{PciAddress, PciPath};
 pub use pcie::{Acs, Lanes, Link, PcieFacts, Platform};
-pub use surroundings::Surroundings;
+pub use surroundings::{Listed, Surroundings};
 
 use crate::report::{Distance, Hca, TopologyKind, Transport};
 

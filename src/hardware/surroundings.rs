@@ -33,8 +33,19 @@ pub struct Surroundings {
     pub bar1: BTreeMap<PciAddress, u64>,
     /// `DmaRemapPeerMmio` of the NVIDIA module.
     pub remaps_peer_mmio: Option<bool>,
+    /// What the kubelet's device plugins offer; it does not say so to everybody.
+    pub listed: Option<Vec<Listed>>,
     /// Lines of the kernel's log that name the drivers concerned, the newest last.
     pub log: Vec<String>,
+}
+
+/// One device that a device plugin offers on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// The resource, `nvidia.com/gpu`.
+    pub resource: String,
+    /// The device's id there.
+    pub id: String,
 }
 
 const MODULES: &[&str] =

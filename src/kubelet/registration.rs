@@ -28,7 +28,12 @@ use super::{
         registration_client::RegistrationClient,
     },
 };
-use crate::{agent::Published, config::Resource, probe::Machine, telemetry::metrics::Metrics};
+use crate::{
+    agent::Published,
+    config::{Config, Resource},
+    probe::Machine,
+    telemetry::metrics::Metrics,
+};
 
 /// The kubelet dials back and asks for options before it answers, up to 10 s.
 const REGISTER_DEADLINE: Duration = Duration::from_secs(15);
@@ -46,6 +51,8 @@ const WATCH: Duration = Duration::from_secs(1);
 pub struct Supervised {
     /// The resource.
     pub resource: Resource,
+    /// The configuration, with all resources.
+    pub config: Arc<Config>,
     /// The kubelet's device-plugin folder.
     pub folder: PathBuf,
     /// The agent's state.
@@ -121,6 +128,7 @@ impl Serving {
         let end = supervised.end.child_token();
         let plugin = Plugin {
             resource: supervised.resource.clone(),
+            config: Arc::clone(&supervised.config),
             state: supervised.state.clone(),
             machine: Arc::clone(&supervised.machine),
             metrics: Arc::clone(&supervised.metrics),
@@ -188,7 +196,7 @@ impl Serving {
             version: "v1beta1".to_owned(),
             endpoint: self.socket.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             resource_name: supervised.resource.name.clone(),
-            options: Some(options()),
+            options: Some(options(&supervised.resource)),
         };
         let register = async {
             RegistrationClient::new(dial(kubelet).await?)

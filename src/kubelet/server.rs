@@ -1,6 +1,6 @@
 //! The gRPC service that the kubelet calls.
 
-use std::{path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 use tokio_stream::Stream;
@@ -9,10 +9,19 @@ use tonic::{Request, Response, Status};
 
 use super::{
     allocate::{self, Situation},
-    devices,
+    cdi,
+    devices::{self, Offer},
+    preference,
+    prestart::{self, Before},
     v1beta1::{self, device_plugin_server::DevicePlugin},
 };
-use crate::{agent::Published, config::Resource, probe::Machine, telemetry::metrics::Metrics};
+use crate::{
+    agent::Published,
+    config::{Config, Resource, ResourceKind},
+    hardware::Inventory,
+    probe::Machine,
+    telemetry::metrics::Metrics,
+};
 
 /// The kubelet waits for ever; a pod's admission must not.
 const ALLOCATE_DEADLINE: Duration = Duration::from_secs(5);
@@ -20,6 +29,7 @@ const ALLOCATE_DEADLINE: Duration = Duration::from_secs(5);
 /// One resource's service.
 pub(super) struct Plugin {
     pub(super) resource: Resource,
+    pub(super) config: Arc<Config>,
     pub(super) state: watch::Receiver<Arc<Published>>,
     pub(super) machine: Arc<dyn Machine>,
     pub(super) metrics: Arc<Metrics>,
@@ -31,8 +41,14 @@ pub(super) struct Plugin {
     pub(super) end: CancellationToken,
 }
 
-pub(super) fn options() -> v1beta1::DevicePluginOptions {
-    v1beta1::DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }
+pub(super) fn options(resource: &Resource) -> v1beta1::DevicePluginOptions {
+    v1beta1::DevicePluginOptions { pre_start_required: resource.pre_start, get_preferred_allocation_available: true }
+}
+
+/// What a resource offers now; those before it in the configuration come first.
+pub(super) fn offers<'a>(resource: &Resource, config: &Config, state: &'a Published) -> Vec<Offer<'a>> {
+    let at = config.resources.iter().position(|other| other.name == resource.name).unwrap_or_default();
+    devices::of_resource(resource, &config.resources[..at], state)
 }
 
 /// Counts a stream as open for as long as it lives.
@@ -52,27 +68,31 @@ impl Drop for OpenStream {
 }
 
 impl Plugin {
-    fn message(&self) -> v1beta1::ListAndWatchResponse {
-        let state = self.state.borrow();
-        devices::message(&devices::of_resource(&self.resource, &state.devices))
+    /// What is here at this moment: numbers of device nodes change when drivers reload.
+    async fn inventory(&self) -> Result<Inventory, Status> {
+        let machine = Arc::clone(&self.machine);
+        tokio::task::spawn_blocking(move || machine.inventory())
+            .await
+            .map_err(|e| Status::internal(format!("can't look at the hardware: {e}")))
     }
 
     async fn containers(&self, request: v1beta1::AllocateRequest) -> Result<v1beta1::AllocateResponse, Status> {
-        // What is here at this moment: numbers of device nodes change when drivers reload.
-        let machine = Arc::clone(&self.machine);
-        let inventory = tokio::task::spawn_blocking(move || machine.inventory())
-            .await
-            .map_err(|e| Status::internal(format!("can't look at the hardware: {e}")))?;
+        let inventory = self.inventory().await?;
         let state = Arc::clone(&self.state.borrow());
-        let of_resource = devices::of_resource(&self.resource, &state.devices);
-        let situation = Situation {
-            resource: &self.resource.name,
-            devices: &of_resource,
-            inventory: &inventory,
+        let offers = offers(&self.resource, &self.config, &state);
+        let pairs = self.resource.kind == ResourceKind::Pair && !state.report.simulated;
+        let gpus_by_cdi = if pairs { cdi::nvidia_gpus(&self.config.driver.root) } else { BTreeSet::new() };
+        let mut situation = Situation {
+            resource: &self.resource,
+            offers: &offers,
+            hcas: &inventory.hcas,
             simulated: state.report.simulated,
             rdma_cm: self.dev_root.join("infiniband/rdma_cm").exists(),
             run_dir: &self.run_dir.to_string_lossy(),
+            cdi: false,
+            gpus_by_cdi: &gpus_by_cdi,
         };
+        situation.cdi = self.config.cdi.enabled && self.write_spec(&situation);
         let container_responses = request
             .container_requests
             .iter()
@@ -80,6 +100,26 @@ impl Plugin {
             .collect::<Result<_, _>>()
             .map_err(Status::failed_precondition)?;
         Ok(v1beta1::AllocateResponse { container_responses })
+    }
+
+    /// Whether the spec says what is here now; without it the nodes are named one by one.
+    fn write_spec(&self, situation: &Situation<'_>) -> bool {
+        let dir = &self.config.cdi.dir;
+        let written = cdi::update(dir, &self.resource.name, &situation.all_nodes(), situation.simulated);
+        if let Err(error) = &written {
+            tracing::warn!(%error, dir = %dir.display(), "can't write the CDI spec; devices are handed out without it");
+        }
+        written.is_ok()
+    }
+
+    async fn before_start(&self, ids: &[String]) -> Result<(), Status> {
+        let inventory = self.inventory().await?;
+        let state = Arc::clone(&self.state.borrow());
+        let offers = offers(&self.resource, &self.config, &state);
+        let wanted: Vec<_> = offers.iter().filter(|offer| ids.contains(&offer.id)).collect();
+        let (machine, config) = (self.machine.as_ref(), self.config.as_ref());
+        let before = Before { machine, inventory: &inventory, config, state: &state };
+        before.check(&wanted).await.map_err(Status::failed_precondition)
     }
 }
 
@@ -93,7 +133,7 @@ impl DevicePlugin for Plugin {
         &self,
         _: Request<v1beta1::Empty>,
     ) -> Result<Response<v1beta1::DevicePluginOptions>, Status> {
-        Ok(Response::new(options()))
+        Ok(Response::new(options(&self.resource)))
     }
 
     /// The first message is the current state; then one for each change.
@@ -104,7 +144,9 @@ impl DevicePlugin for Plugin {
         let resource = self.resource.clone();
         let end = self.end.clone();
         let open = OpenStream::new(&self.streams);
-        let mut last = self.message();
+        let config = Arc::clone(&self.config);
+        let message = move |state: &Published| devices::message(&offers(&resource, &config, state));
+        let mut last = message(&self.state.borrow());
         tokio::spawn(async move {
             let _open = open;
             if sender.send(Ok(last.clone())).await.is_err() {
@@ -116,7 +158,7 @@ impl DevicePlugin for Plugin {
                     () = sender.closed() => return,
                     changed = state.changed() => if changed.is_err() { return },
                 }
-                let next = devices::message(&devices::of_resource(&resource, &state.borrow_and_update().devices));
+                let next = message(&state.borrow_and_update());
                 if next != last {
                     last = next.clone();
                     if sender.send(Ok(next)).await.is_err() {
@@ -133,14 +175,12 @@ impl DevicePlugin for Plugin {
         request: Request<v1beta1::PreferredAllocationRequest>,
     ) -> Result<Response<v1beta1::PreferredAllocationResponse>, Status> {
         let state = Arc::clone(&self.state.borrow());
-        let of_resource = devices::of_resource(&self.resource, &state.devices);
+        let offers = offers(&self.resource, &self.config, &state);
         let container_responses = request
             .get_ref()
             .container_requests
             .iter()
-            .map(|c| v1beta1::ContainerPreferredAllocationResponse {
-                device_i_ds: allocate::preferred(c, &of_resource),
-            })
+            .map(|c| v1beta1::ContainerPreferredAllocationResponse { device_i_ds: preference::preferred(c, &offers) })
             .collect();
         Ok(Response::new(v1beta1::PreferredAllocationResponse { container_responses }))
     }
@@ -161,8 +201,15 @@ impl DevicePlugin for Plugin {
 
     async fn pre_start_container(
         &self,
-        _: Request<v1beta1::PreStartContainerRequest>,
+        request: Request<v1beta1::PreStartContainerRequest>,
     ) -> Result<Response<v1beta1::PreStartContainerResponse>, Status> {
+        let ids = request.into_inner().devices_ids;
+        let checked = tokio::time::timeout(prestart::DEADLINE, self.before_start(&ids)).await;
+        // Nothing was found in time: nothing speaks against the container.
+        if let Ok(Err(status)) = checked {
+            tracing::warn!(resource = %self.resource.name, why = status.message(), "a container's start was refused");
+            return Err(status);
+        }
         Ok(Response::new(v1beta1::PreStartContainerResponse {}))
     }
 }

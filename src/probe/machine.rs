@@ -125,7 +125,8 @@ impl Machine for RealMachine {
         Box::pin(async move {
             // kallsyms alone is ten megabytes.
             let read = move || Surroundings::read(&roots, &host, &gpus, troubled);
-            tokio::task::spawn_blocking(read).await.unwrap_or_default()
+            let read = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+            Surroundings { listed: self.pods.listed().await, ..read }
         })
     }
 

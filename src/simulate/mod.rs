@@ -94,7 +94,7 @@ impl Machine for SimulatedMachine {
     }
 
     fn surroundings(&self, _: Vec<PciAddress>, _: bool) -> Answer<'_, Surroundings> {
-        Box::pin(std::future::ready(Surroundings::default()))
+        Box::pin(std::future::ready(Surroundings { listed: Some(Vec::new()), ..Surroundings::default() }))
     }
 
     fn simulated(&self) -> bool {

@@ -1,7 +1,7 @@
 //! The machines that are built in.
 
 use crate::{
-    hardware::{GpuFacts, HcaFacts, Inventory, NvidiaModule, PciAddress, PciPath, Platform},
+    hardware::{DeviceNode, GpuFacts, HcaFacts, Inventory, NvidiaModule, PciAddress, PciPath, Platform},
     report::{Port, TopologyKind, Transport},
 };
 
@@ -99,7 +99,8 @@ fn connect_x7(index: usize, pci: PciAddress, path: PciPath, numa: u32) -> HcaFac
         }],
         firmware: Some("28.43.2566".to_owned()),
         vf_of: None,
-        node: None,
+        node: Some(DeviceNode { name: format!("uverbs{index}"), path: "/dev/null".into(), present: true }),
+        mad: Vec::new(),
         nvlink_management: false,
         away: false,
     }

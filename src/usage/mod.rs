@@ -1,11 +1,13 @@
 //! Gentle on workloads: who uses a GPU, and whether a check may touch it. What NVML says is asked in
 //! the child, what the kubelet says in the parent; deciding is pure.
 
+mod offers;
 mod pods;
 mod rules;
 
 use serde::{Deserialize, Serialize};
 
+pub use offers::also_in;
 pub use pods::Pods;
 pub use rules::{Decision, judge};
 

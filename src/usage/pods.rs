@@ -11,8 +11,10 @@ use std::{
     time::Duration,
 };
 
+use tonic::{Response, Status, transport::Channel};
+
 use crate::{
-    hardware::{GpuFacts, PciAddress},
+    hardware::{GpuFacts, Listed, PciAddress},
     kubelet::dial,
 };
 
@@ -22,7 +24,10 @@ mod v1 {
     tonic::include_proto!("v1");
 }
 
-use v1::{ListPodResourcesRequest, ListPodResourcesResponse, pod_resources_lister_client::PodResourcesListerClient};
+use v1::{
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ListPodResourcesRequest,
+    ListPodResourcesResponse, pod_resources_lister_client::PodResourcesListerClient,
+};
 
 const DEADLINE: Duration = Duration::from_secs(2);
 /// What the kubelet's own server allows; hundreds of pods with many devices go beyond gRPC's 4 MiB.
@@ -63,6 +68,19 @@ impl Pods {
         }
     }
 
+    /// Everything that device plugins offer here; `None` where the kubelet does not say.
+    pub async fn listed(&self) -> Option<Vec<Listed>> {
+        let socket = self.socket.as_deref()?;
+        match tokio::time::timeout(DEADLINE, allocatable(socket)).await {
+            Ok(Ok(answer)) => Some(flat(answer)),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the kubelet does not say what device plugins offer");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
     /// Says a trouble once, and again when it is another one.
     fn say(&self, trouble: Option<(String, bool)>) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,13 +97,31 @@ impl Pods {
     }
 }
 
-async fn list(socket: &Path) -> io::Result<ListPodResourcesResponse> {
+async fn client(socket: &Path) -> io::Result<PodResourcesListerClient<Channel>> {
     if !socket.exists() {
         return Err(io::ErrorKind::NotFound.into()); // gRPC would say it in three lines
     }
-    let mut client = PodResourcesListerClient::new(dial(socket).await?).max_decoding_message_size(LARGEST);
-    let answer = client.list(ListPodResourcesRequest {}).await;
-    answer.map(tonic::Response::into_inner).map_err(|status| io::Error::other(status.message().to_owned()))
+    Ok(PodResourcesListerClient::new(dial(socket).await?).max_decoding_message_size(LARGEST))
+}
+
+fn answer<T>(answer: Result<Response<T>, Status>) -> io::Result<T> {
+    answer.map(Response::into_inner).map_err(|status| io::Error::other(status.message().to_owned()))
+}
+
+async fn list(socket: &Path) -> io::Result<ListPodResourcesResponse> {
+    answer(client(socket).await?.list(ListPodResourcesRequest {}).await)
+}
+
+async fn allocatable(socket: &Path) -> io::Result<AllocatableResourcesResponse> {
+    answer(client(socket).await?.get_allocatable_resources(AllocatableResourcesRequest {}).await)
+}
+
+fn flat(answer: AllocatableResourcesResponse) -> Vec<Listed> {
+    let of_resource = |devices: ContainerDevices| {
+        let resource = devices.resource_name;
+        devices.device_ids.into_iter().map(move |id| Listed { resource: resource.clone(), id })
+    };
+    answer.devices.into_iter().flat_map(of_resource).collect()
 }
 
 /// The first pod that has a GPU or a part of it, with what it is called there.
@@ -229,6 +265,13 @@ mod tests {
             let mut list = with_device("nvidia.com/gpu", UUID);
             list.pod_resources[0].name = "x".repeat(5 << 20);
             Ok(Response::new(list))
+        }
+
+        async fn get_allocatable_resources(
+            &self,
+            _: Request<AllocatableResourcesRequest>,
+        ) -> Result<Response<AllocatableResourcesResponse>, Status> {
+            Err(Status::unimplemented("an older kubelet"))
         }
     }
 

@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     supervision::begin,
-    support::{evidence, finding, standins::Node, uuid},
+    support::{evidence, find, finding, standins::Node, uuid},
     usage::{FIRST, is},
 };
 
@@ -44,6 +44,17 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Kubelet {
         let container = v1::ContainerResources { devices: vec![devices], ..Default::default() };
         let pod = v1::PodResources { name: "train-0".into(), namespace: "ml".into(), containers: vec![container] };
         Ok(Response::new(v1::ListPodResourcesResponse { pod_resources: vec![pod] }))
+    }
+
+    /// What begins with a PCI address is SR-IOV's.
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<v1::AllocatableResourcesRequest>,
+    ) -> Result<Response<v1::AllocatableResourcesResponse>, Status> {
+        let id = self.0.lock().unwrap().clone();
+        let resource = if id.starts_with("0000:") { "openshift.io/rails" } else { "nvidia.com/gpu" };
+        let devices = v1::ContainerDevices { resource_name: resource.into(), device_ids: vec![id] };
+        Ok(Response::new(v1::AllocatableResourcesResponse { devices: vec![devices] }))
     }
 }
 
@@ -146,4 +157,18 @@ fn what_was_known_of_a_gpu_stays_while_a_pod_has_it() {
     node.command(&["recheck"]).output().unwrap();
     assert!(checked("verified")["pairs"][0]["checkedAt"].is_null());
     drop(agent);
+}
+
+/// Two plugins that promise one HCA to two pods.
+#[test]
+fn an_hca_that_another_plugin_offers_too() {
+    let (node, _) = node("0000:40:00.0", "");
+    let report = node.check(&[]).exits(0).json();
+    let twice = finding(&report, "OfferedTwice");
+    assert_eq!((&twice["hcas"], &twice["severity"]), (&json!(["mlx5_0"]), &json!("warning")));
+    assert_eq!(evidence(twice), "also in openshift.io/rails");
+    for more in ["resources: [ { shared: true } ]\n", "resources: [ { select: [ { name: mlx5_1 } ] } ]\n"] {
+        let (node, _) = self::node("0000:40:00.0", more);
+        assert!(find(&node.check(&[]).exits(0).json(), "OfferedTwice").is_none(), "{more}");
+    }
 }

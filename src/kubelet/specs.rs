@@ -1,0 +1,55 @@
+//! Keeps the CDI specs as the node is: a container that starts again gets the nodes of that moment, not
+//! those of its pod's admission.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use tokio::sync::watch;
+
+use super::{allocate::Situation, cdi, server::offers};
+use crate::{
+    agent::Published,
+    config::{Config, Resource},
+};
+
+/// Writes the spec of each resource at each change; where CDI is off it removes what an earlier agent
+/// left, once.
+pub async fn keep_specs(config: Arc<Config>, mut state: watch::Receiver<Arc<Published>>, dev_root: PathBuf) {
+    let dir = &config.cdi.dir;
+    let wanted: Vec<_> = config.resources.iter().filter(|_| config.cdi.enabled).map(|r| r.name.as_str()).collect();
+    cdi::sweep(dir, &wanted);
+    let mut said = None;
+    if !config.cdi.enabled {
+        return;
+    }
+    loop {
+        let now = Arc::clone(&state.borrow_and_update());
+        let written = config.resources.iter().try_for_each(|resource| write(resource, &config, &now, &dev_root));
+        let trouble = written.err().map(|error| error.to_string());
+        if let Some(error) = trouble.as_ref().filter(|_| said != trouble) {
+            tracing::warn!(error, dir = %dir.display(), "can't write the CDI specs");
+        }
+        said = trouble;
+        if state.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn write(resource: &Resource, config: &Config, state: &Published, dev_root: &Path) -> std::io::Result<()> {
+    let hcas: Vec<_> = state.devices.iter().map(|device| device.hca.clone()).collect();
+    let situation = Situation {
+        resource,
+        offers: &offers(resource, config, state),
+        hcas: &hcas,
+        simulated: state.report.simulated,
+        rdma_cm: dev_root.join("infiniband/rdma_cm").exists(),
+        run_dir: "",
+        cdi: true,
+        gpus_by_cdi: &BTreeSet::new(),
+    };
+    cdi::update(&config.cdi.dir, &resource.name, &situation.all_nodes(), situation.simulated)
+}
