@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     cli::Context,
-    config::{Interval, Loopback, PublishMode},
+    config::{Interval, Loopback, Publish, PublishMode},
     hardware::{HcaFacts, Inventory, Roots},
     kubelet::{self, Device, Supervised},
     node,
@@ -158,19 +158,29 @@ impl Agent {
                 end: end.clone(),
             }));
         }
-        if config.publish.mode == PublishMode::Node && !config.publish.dry_run {
-            if self.context.machine.simulated() && has_hardware() {
-                tracing::error!("this node has NVIDIA or RDMA hardware: a simulation does not publish here");
-            } else {
-                tokio::spawn(node::publish(
-                    self.context.node.clone(),
-                    config.publish.clone(),
-                    state.clone(),
-                    Arc::clone(&self.metrics),
-                ));
-            }
-        }
+        self.publish(&config.publish, state);
         Ok(())
+    }
+
+    fn publish(&self, config: &Publish, state: &watch::Receiver<Arc<Published>>) {
+        if config.dry_run || config.mode == PublishMode::None {
+            return;
+        }
+        if self.context.machine.simulated() && has_hardware() {
+            tracing::error!("this node has NVIDIA or RDMA hardware: a simulation does not publish here");
+            return;
+        }
+        let (config, state, metrics) = (config.clone(), state.clone(), Arc::clone(&self.metrics));
+        match config.mode {
+            PublishMode::Node => {
+                let (name, view) = (self.context.node.clone(), watch::Sender::new(None));
+                tokio::spawn(node::publish(node::Publisher { name, config, state, view, metrics }));
+            }
+            PublishMode::Nfd => {
+                tokio::spawn(node::write_features(config, state, metrics));
+            }
+            PublishMode::None => {}
+        }
     }
 
     async fn live(mut self) {

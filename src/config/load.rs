@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn names_a_key_that_has_no_effect_yet() {
-        let config = from_yaml(&format!("{HEAD}publish: {{ mode: nfd }}\n"), &[]).unwrap();
+        let config = from_yaml(&format!("{HEAD}policy: {{ expect: [ {{ gpus: 8 }} ] }}\n"), &[]).unwrap();
         assert_eq!(config.not_yet().len(), 1);
         assert!(Config::default().not_yet().is_empty());
     }

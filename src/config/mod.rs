@@ -359,7 +359,6 @@ impl Config {
             }
         };
         say(!self.policy.expect.is_empty(), "policy.expect");
-        say(self.publish.mode == PublishMode::Nfd, "publish.mode: nfd");
         out
     }
 }

@@ -104,7 +104,7 @@ fn condition(verdict: &Verdict, simulated: bool) -> Condition {
 }
 
 /// At most so many bytes, cut at a character.
-fn cut(text: &str, limit: usize) -> String {
+pub(super) fn cut(text: &str, limit: usize) -> String {
     if text.len() <= limit {
         return text.to_owned();
     }

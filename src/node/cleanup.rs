@@ -7,8 +7,8 @@ use kube::{
 };
 
 use super::{
+    api::{call, client},
     body::removal,
-    publisher::{call, client},
 };
 
 /// Nodes in one page of a list.
@@ -31,15 +31,15 @@ pub struct CleanupError(String);
 /// Removes; answers how many Nodes had something and how many were looked at. A Node that fails
 /// does not keep the others from being cleaned.
 pub async fn cleanup(target: &Target, prefix: &str) -> Result<(usize, usize), CleanupError> {
-    let api: Api<Node> = Api::all(client().await.map_err(CleanupError)?);
+    let api: Api<Node> = Api::all(client().await.map_err(|e| CleanupError(e.text))?);
     let nodes = nodes(&api, target).await?;
     let (mut cleaned, mut failed) = (0, Vec::new());
     for node in &nodes {
         let name = node.metadata.name.clone().unwrap_or_default();
         let Some(body) = removal(node, prefix) else { continue };
-        match call("patch nodes/status of", api.patch_status(&name, &PatchParams::default(), &Patch::Strategic(body)))
-            .await
-        {
+        let (parameters, body) = (PatchParams::default(), Patch::Strategic(body));
+        let patched = api.patch_status(&name, &parameters, &body);
+        match call("patch the node's status", "patch nodes/status", patched).await {
             Ok(_) => cleaned += 1,
             Err(error) => failed.push(format!("{name}: {}", error.text)),
         }
@@ -54,7 +54,8 @@ async fn nodes(api: &Api<Node>, target: &Target) -> Result<Vec<Node>, CleanupErr
             let mut all = Vec::new();
             let mut params = ListParams::default().limit(PAGE);
             loop {
-                let page = call("list", api.list(&params)).await.map_err(|e| CleanupError(e.text))?;
+                let page =
+                    call("list the nodes", "list nodes", api.list(&params)).await.map_err(|e| CleanupError(e.text))?;
                 all.extend(page.items);
                 match page.metadata.continue_.filter(|token| !token.is_empty()) {
                     Some(token) => params = params.continue_token(&token),
@@ -63,5 +64,5 @@ async fn nodes(api: &Api<Node>, target: &Target) -> Result<Vec<Node>, CleanupErr
             }
         }
     };
-    call("get", api.get(name)).await.map(|node| vec![node]).map_err(|e| CleanupError(e.text))
+    call("read the node", "get nodes", api.get(name)).await.map(|node| vec![node]).map_err(|e| CleanupError(e.text))
 }

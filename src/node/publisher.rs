@@ -1,68 +1,136 @@
-//! The writer: one patch to `nodes/status` when something differs, and a heartbeat. The latest state
-//! wins; nothing is queued, and nobody waits for it.
+//! The writer: one patch to `nodes/status` when something differs, and a heartbeat; and events on what
+//! changed. The latest state wins; nothing is queued, and nobody waits for it.
 
 use std::{sync::Arc, time::Duration};
 
-use axum::http::{HeaderValue, header::USER_AGENT};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::{core::v1::Node, events::v1::Event};
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams},
+    api::{Patch, PatchParams, PostParams},
 };
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout_at},
+};
 
-use super::body::{Desired, desired, patch, shows};
+use super::{
+    api::{CallError, Trouble, call, client},
+    body::{Desired, desired, patch, shows},
+    events::{Recorder, Telling, news},
+    view::view,
+};
 use crate::{
     agent::{Published, jittered},
     config::Publish,
+    report::{NodeView, Report},
     telemetry::metrics::Metrics,
 };
 
-/// For one call.
-const CALL: Duration = Duration::from_secs(15);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
+/// Agents that are rolled out have nothing new to say: they come one after another.
+const ROLLOUT: f64 = 1.4;
+/// Agents on nodes that have been up for long were installed together.
+const INSTALL: Duration = Duration::from_secs(3);
+const LONG_UP: Duration = Duration::from_secs(900);
+
+/// What the writer works with.
+pub struct Publisher {
+    /// The Node's name.
+    pub name: String,
+    /// What is shown.
+    pub config: Publish,
+    /// What is known.
+    pub state: watch::Receiver<Arc<Published>>,
+    /// What the Node says to the agent.
+    pub view: watch::Sender<Option<NodeView>>,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+}
 
 /// Keeps a Node telling what the agent knows.
-pub async fn publish(name: String, config: Publish, mut state: watch::Receiver<Arc<Published>>, metrics: Arc<Metrics>) {
-    let mut writer = Writer { name, config, node: None, client: None };
+pub async fn publish(mut publisher: Publisher) {
+    let mut last = Arc::clone(&publisher.state.borrow_and_update().report);
+    let mut recorder = Recorder::new(Timestamp::now());
+    start_late(&mut publisher).await;
+    let Publisher { name, config, mut state, view, metrics } = publisher;
+    let mut writer = Writer { name, config, view, node: None, client: None };
     let mut pause = FIRST_PAUSE;
     loop {
-        let wanted = desired(&state.borrow_and_update().report, &writer.config);
-        match writer.write(&wanted).await {
+        let report = Arc::clone(&state.borrow_and_update().report);
+        if writer.config.events {
+            recorder.take(news(&last, &report));
+        }
+        last = Arc::clone(&report);
+        let wanted = desired(&report, &writer.config);
+        match writer.write(&wanted, &mut recorder).await {
             Ok(()) => {
                 metrics.published(true);
                 pause = FIRST_PAUSE;
                 let heartbeat = jittered(writer.config.heartbeat.0, 1.0, 0.1);
-                if !until_changed(&mut state, heartbeat, &wanted, &writer.config).await {
+                if !until_changed(&mut state, heartbeat, &wanted, &last, &writer.config).await {
                     return;
                 }
             }
-            Err(why) => {
+            Err(error) => {
                 metrics.published(false);
-                tracing::warn!(node = %writer.name, %why, pause_s = pause.as_secs(), "can't publish; trying again");
-                tokio::time::sleep(jittered(pause, 0.5, 1.0)).await;
+                let wait = writer.recover(&error, pause);
+                tracing::warn!(node = %writer.name, why = %error.text, again_in_s = wait.as_secs(), "can't publish");
+                sleep(wait).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
     }
 }
 
-/// Waits for a state that asks for something else, or for the heartbeat. False: the agent ends.
+/// Thousands of agents that are rolled out or installed together must not ask at once. What is new is
+/// told at once all the same, and after a boot everything is.
+async fn start_late(publisher: &mut Publisher) {
+    let first = Arc::clone(&publisher.state.borrow());
+    let goes_on = first.checked;
+    let latest = if goes_on {
+        publisher.config.heartbeat.0.mul_f64(ROLLOUT)
+    } else if up() > LONG_UP {
+        INSTALL
+    } else {
+        return;
+    };
+    let told = desired(&first.report, &publisher.config);
+    let end = Instant::now() + jittered(latest, 0.0, 1.0);
+    while let Ok(Ok(())) = timeout_at(end, publisher.state.changed()).await {
+        let now = desired(&publisher.state.borrow_and_update().report, &publisher.config);
+        // The annotation says which version it is, which is nothing new to wait for.
+        if goes_on && (&now.labels, &now.condition) != (&told.labels, &told.condition) {
+            return;
+        }
+    }
+}
+
+/// Since the boot, by sysinfo(2).
+fn up() -> Duration {
+    Duration::from_secs(u64::try_from(rustix::system::sysinfo().uptime).unwrap_or_default())
+}
+
+/// Waits for a state that asks for something else, for news, or for the heartbeat. False: the agent ends.
 async fn until_changed(
     state: &mut watch::Receiver<Arc<Published>>,
     heartbeat: Duration,
     wanted: &Desired,
+    last: &Report,
     config: &Publish,
 ) -> bool {
-    let end = tokio::time::Instant::now() + heartbeat;
+    let end = Instant::now() + heartbeat;
     loop {
-        match tokio::time::timeout_at(end, state.changed()).await {
+        match timeout_at(end, state.changed()).await {
             Err(_) => return true,
             Ok(Err(_)) => return false,
-            Ok(Ok(())) if desired(&state.borrow_and_update().report, config) != *wanted => return true,
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => {
+                let report = Arc::clone(&state.borrow_and_update().report);
+                if desired(&report, config) != *wanted || config.events && !news(last, &report).is_empty() {
+                    return true;
+                }
+            }
         }
     }
 }
@@ -70,81 +138,96 @@ async fn until_changed(
 struct Writer {
     name: String,
     config: Publish,
+    view: watch::Sender<Option<NodeView>>,
     client: Option<Client>,
     /// The Node as the last answer showed it.
     node: Option<Node>,
 }
 
 impl Writer {
-    async fn write(&mut self, wanted: &Desired) -> Result<(), String> {
-        let api = self.api().await?;
+    async fn write(&mut self, wanted: &Desired, recorder: &mut Recorder) -> Result<(), CallError> {
+        let client = self.client().await?;
+        let api: Api<Node> = Api::all(client.clone());
         let node = match self.node.take() {
             Some(node) => node,
-            None => call("get", api.get(&self.name)).await.map_err(|e| e.text)?,
+            None => call("read the node", "get nodes", api.get(&self.name)).await?,
         };
-        if *wanted == Desired::default() && shows(&node, wanted, &self.config.prefix) {
-            self.node = Some(node);
-            return Ok(()); // nothing to say, and nothing to take back
-        }
-        let body = patch(&node, wanted, &self.config.prefix, Timestamp::now());
-        let written = call(
-            "patch nodes/status of",
-            api.patch_status(&self.name, &PatchParams::default(), &Patch::Strategic(body)),
-        )
-        .await;
-        match written {
-            Ok(node) => {
-                self.node = Some(node);
-                Ok(())
-            }
-            // A node of this name was made anew: read it, and publish in full.
-            Err(error) if error.recreated => Err(format!("{}; the node was made anew, reading it again", error.text)),
-            Err(error) => Err(error.text),
-        }
+        let node = if *wanted == Desired::default() && shows(&node, wanted, &self.config.prefix) {
+            node // nothing to say, and nothing to take back
+        } else {
+            let body = Patch::Strategic(patch(&node, wanted, &self.config.prefix, Timestamp::now()));
+            let parameters = PatchParams::default();
+            call("patch the node's status", "patch nodes/status", api.patch_status(&self.name, &parameters, &body))
+                .await?
+        };
+        let seen = view(&node, &self.config.prefix);
+        self.view.send_if_modified(|told| {
+            let differs = told.as_ref() != Some(&seen);
+            *told = Some(seen);
+            differs
+        });
+        let uid = node.metadata.uid.clone().unwrap_or_default();
+        self.node = Some(node);
+        self.tell(client, &uid, recorder).await
     }
 
-    async fn api(&mut self) -> Result<Api<Node>, String> {
-        let client = match &self.client {
+    /// Events; one that is refused is no reason to write the Node again.
+    async fn tell(&self, client: Client, uid: &str, recorder: &mut Recorder) -> Result<(), CallError> {
+        let api: Api<Event> = Api::namespaced(client, "default");
+        while let Some((event, telling)) = recorder.next(&self.name, uid, Timestamp::now()) {
+            let (what, right) = ("tell an event", "create and patch events.k8s.io in the namespace default");
+            let told = match &telling {
+                Telling::New(body) => match serde_json::from_value(body.clone()) {
+                    Ok(object) => call(what, right, api.create(&PostParams::default(), &object)).await.map(drop),
+                    Err(error) => {
+                        tracing::warn!(%error, "an event that is none");
+                        continue;
+                    }
+                },
+                Telling::Again(name, series) => {
+                    let patch = Patch::Merge(series);
+                    call(what, right, api.patch(name, &PatchParams::default(), &patch)).await.map(drop)
+                }
+            };
+            match told {
+                Ok(()) => recorder.told(event, &telling, Timestamp::now()),
+                Err(error) if error.trouble == Trouble::Refused => {
+                    tracing::warn!(why = %error.text, "an event is left out");
+                }
+                Err(error) => {
+                    let gone = error.trouble == Trouble::Recreated && matches!(telling, Telling::Again(..));
+                    recorder.missed(event, gone);
+                    if !gone {
+                        return Err(CallError { trouble: Trouble::Later(None), ..error });
+                    }
+                }
+            }
+        }
+        match recorder.take_dropped() {
+            0 => {}
+            events => tracing::warn!(events, "too many events; these are left out"),
+        }
+        Ok(())
+    }
+
+    async fn client(&mut self) -> Result<Client, CallError> {
+        Ok(match &self.client {
             Some(client) => client.clone(),
             None => self.client.insert(client().await?).clone(),
-        };
-        Ok(Api::all(client))
+        })
     }
-}
 
-/// A client from the pod's service account, or from a kubeconfig.
-pub(super) async fn client() -> Result<Client, String> {
-    let mut config = kube::Config::infer().await.map_err(|e| format!("no way to the API server: {e}"))?;
-    config.default_retry = false; // our own clock tries again
-    config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("gdr-agent/", env!("CARGO_PKG_VERSION")))));
-    Client::try_from(config).map_err(|e| format!("can't make a client: {e}"))
-}
-
-/// Why a call failed.
-pub(super) struct CallError {
-    pub(super) text: String,
-    /// The node is another one, or gone.
-    recreated: bool,
-}
-
-/// One call with its deadline; an error says what was tried and, for a missing right, which.
-pub(super) async fn call<T>(what: &str, future: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
-    let error = match timeout(CALL, future).await {
-        Ok(Ok(answer)) => return Ok(answer),
-        Ok(Err(error)) => error,
-        Err(_) => {
-            let text = format!("{what} the node: no answer within {} s", CALL.as_secs());
-            return Err(CallError { text, recreated: false });
+    /// Gives up what the failure shows to be old, and answers how long to wait.
+    fn recover(&mut self, error: &CallError, pause: Duration) -> Duration {
+        match error.trouble {
+            Trouble::Recreated => self.node = None,
+            Trouble::NoAnswer => self.client = None,
+            Trouble::Later(_) | Trouble::Refused => {}
         }
-    };
-    let kube::Error::Api(status) = &error else {
-        return Err(CallError { text: format!("{what} the node: {error}"), recreated: false });
-    };
-    let uid = status.details.as_ref().is_some_and(|d| d.causes.iter().any(|c| c.field == "metadata.uid"));
-    let hint =
-        if status.code == 403 { " (the chart's ClusterRole grants nodes get and nodes/status patch)" } else { "" };
-    Err(CallError {
-        text: format!("{what} the node: {} {}{hint}", status.code, status.message),
-        recreated: status.code == 404 || (status.code == 422 && uid),
-    })
+        let pause = jittered(pause, 0.5, 1.0);
+        match error.trouble {
+            Trouble::Later(Some(asked)) => jittered(asked, 1.0, 0.5).max(pause),
+            _ => pause,
+        }
+    }
 }

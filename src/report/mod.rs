@@ -4,10 +4,12 @@
 //! store): additive changes only, [`API_VERSION`] bumped otherwise.
 
 mod code;
+mod node;
 mod pair;
 mod reason;
 
 pub use code::Code;
+pub use node::NodeView;
 pub use pair::{Distance, Loopback, Method, MethodResult, Mr, Outcome, Pair};
 pub use reason::Reason;
 
