@@ -4,6 +4,7 @@ mod check;
 mod cleanup;
 mod context;
 mod explain;
+mod nodes;
 mod probe;
 mod recheck;
 mod run;
@@ -97,6 +98,8 @@ pub enum Command {
     Recheck(status::Arguments),
     /// Show the machine as a tree, and how far each GPU is from each HCA
     Topology(topology::Arguments),
+    /// Show the whole cluster, the worst nodes first
+    Nodes(nodes::Arguments),
     /// Explain a reason: what it means, how it is detected, what to do
     Explain(explain::Arguments),
     /// Remove every label, annotation and condition of this agent from Nodes
@@ -155,6 +158,7 @@ pub fn dispatch(cli: Cli) -> Outcome {
         Command::Status(arguments) => status::main(&cli.global, &arguments),
         Command::Recheck(arguments) => recheck::main(&cli.global, &arguments),
         Command::Topology(arguments) => topology::main(&cli.global, &arguments),
+        Command::Nodes(arguments) => nodes::main(&cli.global, &arguments),
         Command::Explain(arguments) => explain::main(&arguments),
         Command::Cleanup(arguments) => cleanup::main(&cli.global, &arguments),
         Command::Schema(arguments) => schema::main(&arguments),

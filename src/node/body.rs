@@ -6,21 +6,37 @@ use jiff::{Timestamp, Unit};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Map, Value, json};
 
-use super::CONDITION;
+use super::{
+    CONDITION,
+    annotation::{Annotation, distance, transport, works},
+};
 use crate::{
     config::Publish,
-    report::{Method, Reason, Report, State, TopologyKind, Transport, Verdict},
+    report::{Method, Reason, Report, State, Verdict},
 };
 
 const MESSAGE_LIMIT: usize = 1024;
-const ANNOTATION_LIMIT: usize = 4096;
+/// Of the annotation, below the prefix.
+pub(super) const ANNOTATION: &str = "report";
 
 /// Everything of ours that a Node shall have; what is not in it is removed.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Desired {
     pub(super) labels: BTreeMap<String, String>,
-    pub(super) annotations: BTreeMap<String, String>,
+    pub(super) report: Option<Annotation>,
     pub(super) condition: Option<Condition>,
+}
+
+impl Desired {
+    /// Whether another asks for the same, but for the time of the last check.
+    pub(super) fn asks_as(&self, other: &Self) -> bool {
+        let timeless = |desired: &Self| desired.report.clone().map(Annotation::timeless);
+        (&self.labels, &self.condition) == (&other.labels, &other.condition) && timeless(self) == timeless(other)
+    }
+
+    fn annotations(&self, prefix: &str) -> BTreeMap<String, String> {
+        self.report.iter().map(|report| (format!("{prefix}/{ANNOTATION}"), report.text())).collect()
+    }
 }
 
 /// The condition without its times.
@@ -51,7 +67,7 @@ pub(super) fn desired(report: &Report, publish: &Publish) -> Desired {
     }
     Desired {
         labels,
-        annotations: BTreeMap::from([(name("report"), annotation(report))]),
+        report: Some(Annotation::of(report)),
         condition: (verdict.state != State::NotApplicable).then(|| condition(verdict, report.simulated)),
     }
 }
@@ -60,34 +76,14 @@ pub(super) fn desired(report: &Report, publish: &Publish) -> Desired {
 fn facts(report: &Report) -> Vec<(&'static str, String)> {
     let gpus = report.gpus.iter().filter(|g| g.role.counts());
     let rails: Vec<_> = report.hcas.iter().filter(|h| h.rail).collect();
-    let has = |method: Method| {
-        let mut closed = report.pairs.iter().filter(|p| p.counted && p.good.is_some()).peekable();
-        let verified = |p: &crate::report::Pair| {
-            p.by(method).outcome == crate::report::Outcome::Verified || p.checked_at.is_some()
-        };
-        (closed.peek().is_some() && closed.all(verified)).to_string()
-    };
     let mut facts = vec![
         ("gpus", gpus.clone().count().to_string()),
         ("hcas", rails.len().to_string()),
-        ("dma-buf", has(Method::DmaBuf)),
-        ("peermem", has(Method::Peermem)),
+        ("dma-buf", works(report, Method::DmaBuf).to_string()),
+        ("peermem", works(report, Method::Peermem).to_string()),
     ];
-    let mut transports: Vec<Transport> = rails.iter().map(|h| h.transport).collect();
-    transports.dedup();
-    match transports.as_slice() {
-        [] => {}
-        [one] => facts.push(("transport", one.to_string())),
-        _ => facts.push(("transport", "mixed".to_owned())),
-    }
-    if report.topology != TopologyKind::Virtual {
-        let worst = gpus
-            .filter_map(|g| {
-                report.pairs.iter().filter(|p| p.gpu == g.pci && g.nearest.contains(&p.hca)).map(|p| p.distance).min()
-            })
-            .max();
-        facts.extend(worst.map(|d| ("distance", d.to_string())));
-    }
+    facts.extend(transport(report).map(|transport| ("transport", transport)));
+    facts.extend(distance(report).map(|distance| ("distance", distance.to_string())));
     facts
 }
 
@@ -119,36 +115,6 @@ fn label_value(text: &str) -> String {
     mapped.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
 }
 
-/// Compact JSON: what the fleet's view and a sibling's comparison need. Failing pairs are left out
-/// from the end, and counted, until it fits.
-fn annotation(report: &Report) -> String {
-    let bad: Vec<String> =
-        report.pairs.iter().filter(|p| p.good == Some(false)).map(|p| format!("{}/{}", p.gpu, p.hca)).collect();
-    let mut models: Vec<_> = report.gpus.iter().filter_map(|g| g.model.clone()).collect();
-    models.dedup();
-    let rails: Vec<_> = report.hcas.iter().filter(|h| h.rail).map(|h| h.name.clone()).collect();
-    for shown in (0..=bad.len().min(32)).rev() {
-        let text = json!({
-            "version": report.version,
-            "bootId": report.boot_id,
-            "state": report.verdict.state,
-            "reason": report.verdict.reason,
-            "gpus": report.gpus.len(),
-            "served": report.gpus.iter().filter(|g| g.served == Some(true)).count(),
-            "rails": rails,
-            "models": models,
-            "driver": report.gpus.first().and_then(|g| g.driver.clone()),
-            "bad": &bad[..shown],
-            "badNotShown": bad.len() - shown,
-        })
-        .to_string();
-        if text.len() <= ANNOTATION_LIMIT {
-            return text;
-        }
-    }
-    json!({ "version": report.version, "bootId": report.boot_id, "state": report.verdict.state }).to_string()
-}
-
 /// Whether a key is ours: the prefix itself or beneath it.
 fn is_ours(key: &str, prefix: &str) -> bool {
     key.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -166,7 +132,7 @@ pub(super) fn patch(node: &Node, desired: &Desired, prefix: &str, now: Timestamp
     let mut body = json!({
         "metadata": {
             "labels": keys(metadata.labels.as_ref(), &desired.labels, prefix),
-            "annotations": keys(metadata.annotations.as_ref(), &desired.annotations, prefix),
+            "annotations": keys(metadata.annotations.as_ref(), &desired.annotations(prefix), prefix),
         }
     });
     if let Some(uid) = &metadata.uid {
@@ -216,28 +182,9 @@ pub(super) fn removal(node: &Node, prefix: &str) -> Option<Value> {
     (!empty || !body["status"].is_null()).then_some(body)
 }
 
-/// Whether a node already shows what is desired, heartbeat aside.
-pub(super) fn shows(node: &Node, desired: &Desired, prefix: &str) -> bool {
-    let own = |all: Option<&BTreeMap<String, String>>| -> BTreeMap<String, String> {
-        all.into_iter()
-            .flatten()
-            .filter(|(k, _)| is_ours(k, prefix) && !is_theirs(k, prefix))
-            .map(|(k, v)| (k.clone(), v.clone()))
-            .collect()
-    };
-    let condition = existing(node);
-    let same_condition = match (&desired.condition, condition) {
-        (None, None) => true,
-        (Some(want), Some(have)) => {
-            want.status == have.status
-                && Some(&want.reason) == have.reason.as_ref()
-                && Some(&want.message) == have.message.as_ref()
-        }
-        _ => false,
-    };
-    same_condition
-        && own(node.metadata.labels.as_ref()) == desired.labels
-        && own(node.metadata.annotations.as_ref()) == desired.annotations
+/// Whether a node has nothing of ours.
+pub(super) fn is_bare(node: &Node, prefix: &str) -> bool {
+    removal(node, prefix).is_none()
 }
 
 #[cfg(test)]
@@ -263,7 +210,7 @@ mod tests {
     fn wanted(status: &'static str) -> Desired {
         Desired {
             labels: BTreeMap::from([("gpudirect-rdma".to_owned(), "ready".to_owned())]),
-            annotations: BTreeMap::new(),
+            report: None,
             condition: Some(Condition { status, reason: "AllRailsVerified".into(), message: "m".into() }),
         }
     }
@@ -297,12 +244,20 @@ mod tests {
     }
 
     #[test]
-    fn knows_when_there_is_nothing_to_write() {
-        let mut clean = node();
-        clean.metadata.labels.as_mut().unwrap().remove("gpudirect-rdma/old");
-        assert!(shows(&clean, &wanted("True"), "gpudirect-rdma"));
-        assert!(!shows(&clean, &wanted("False"), "gpudirect-rdma"));
-        assert!(!shows(&node(), &wanted("True"), "gpudirect-rdma"), "a stale key is something to remove");
+    fn the_time_of_a_check_alone_is_no_reason_to_write() {
+        let at = |second| Desired {
+            report: Some(Annotation {
+                checked_at: Timestamp::from_second(second).ok(),
+                gpus: 8,
+                ..Annotation::default()
+            }),
+            ..wanted("True")
+        };
+        assert!(at(0).asks_as(&at(1)) && at(0) != at(1));
+        assert!(!at(0).asks_as(&Desired { report: None, ..at(0) }));
+        assert!(!at(0).asks_as(&Desired { condition: None, ..at(0) }));
+        let body = patch(&node(), &at(0), "gpudirect-rdma", Timestamp::UNIX_EPOCH);
+        assert!(body["metadata"]["annotations"]["gpudirect-rdma/report"].as_str().unwrap().contains("checkedAt"));
     }
 
     proptest! {

@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     api::{CallError, Trouble, call, client},
-    body::{Desired, desired, patch, shows},
+    body::{Desired, desired, is_bare, patch},
     events::{Recorder, Telling, news},
     view::view,
 };
@@ -127,7 +127,7 @@ async fn until_changed(
             Ok(Err(_)) => return false,
             Ok(Ok(())) => {
                 let report = Arc::clone(&state.borrow_and_update().report);
-                if desired(&report, config) != *wanted || config.events && !news(last, &report).is_empty() {
+                if !desired(&report, config).asks_as(wanted) || config.events && !news(last, &report).is_empty() {
                     return true;
                 }
             }
@@ -152,7 +152,7 @@ impl Writer {
             Some(node) => node,
             None => call("read the node", "get nodes", api.get(&self.name)).await?,
         };
-        let node = if *wanted == Desired::default() && shows(&node, wanted, &self.config.prefix) {
+        let node = if *wanted == Desired::default() && is_bare(&node, &self.config.prefix) {
             node // nothing to say, and nothing to take back
         } else {
             let body = Patch::Strategic(patch(&node, wanted, &self.config.prefix, Timestamp::now()));

@@ -1,6 +1,7 @@
 //! What people read, in a terminal or in a browser. Pure: a report or an inventory in, text out.
 
 mod explain;
+mod fleet;
 mod forest;
 mod html;
 mod matrix;
@@ -12,6 +13,7 @@ mod topology;
 mod tree;
 
 pub use explain::{explain, reasons_table};
+pub use fleet::{fleet, outliers};
 pub use html::html;
 pub use matrix::report;
 pub use nccl::nccl;
