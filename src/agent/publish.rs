@@ -27,7 +27,7 @@ pub struct Published {
     pub devices: Vec<Device>,
     /// What device plugins offer on this node, by the last check; `None` where that is not known.
     pub listed: Option<Vec<Listed>>,
-    /// Whether a check has finished since this process started.
+    /// Whether a check has finished in this boot, by this process or an earlier one.
     pub checked: bool,
 }
 
@@ -73,7 +73,8 @@ impl Pending<'_> {
             report = stored.clone();
             report.verdict = verdict.clone();
         }
-        Published { report: Arc::new(report), devices: Vec::new(), listed: None, checked: false }
+        let checked = self.memory.damping.published.is_some();
+        Published { report: Arc::new(report), devices: Vec::new(), listed: None, checked }
     }
 }
 
