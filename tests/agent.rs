@@ -108,6 +108,30 @@ fn read_report(path: &Path) -> Option<Value> {
 }
 
 #[test]
+fn what_is_here_can_be_accepted_and_what_was_is_remembered() {
+    let home = Home::new();
+    assert!(home.run(&["accept"]).exits(3).err.contains("no agent answers"));
+    let mut agent = Agent::start(&home, "hgx-h100");
+    agent.becomes("ready");
+    let changes = home.run(&["status", "--history", "-o", "json"]).exits(0).json();
+    let last = changes.as_array().unwrap().last().unwrap();
+    assert_eq!(
+        (&last["from"], &last["to"], &last["reason"]),
+        (&"unknown".into(), &"ready".into(), &"AllRailsVerified".into())
+    );
+    assert!(home.run(&["status", "--history"]).exits(0).out.contains("unknown        -> ready"));
+    assert!(home.run(&["status", "--history", "-o", "html"]).exits(64).err.contains("-o json"));
+    assert_eq!(home.run(&["accept"]).exits(0).out, "8 GPUs and 8 HCAs are the baseline of n1 from now on\n");
+    agent.terminate();
+    // The store has them too, and the next agent goes on from them.
+    let left = home.run(&["status", "--history", "-o", "json", "--simulate", "hgx-h100"]).exits(0);
+    assert_eq!((left.json(), left.err.contains("its store")), (changes.clone(), true));
+    agent = Agent::start(&home, "hgx-h100");
+    assert_eq!(agent.get("/healthz").0, 200);
+    assert_eq!(home.run(&["status", "--history", "-o", "json"]).exits(0).json(), changes, "a restart is no change");
+}
+
+#[test]
 fn it_publishes_answers_and_ends() {
     let home = Home::new();
     let agent = Agent::start(&home, "hgx-h100");

@@ -166,6 +166,7 @@ fn conclude(inventory: &Inventory) -> Assessment {
         rows: &rows,
         memory: &memory,
         config: &config,
+        node: None,
         checked: true,
         now,
     })

@@ -136,6 +136,7 @@ pub fn conclude(inventory: &Inventory, checked: &Checked, memory: &Memory, confi
         rows: &checked.rows,
         memory,
         config,
+        node: None,
         checked: true,
         now: Timestamp::now(),
     })

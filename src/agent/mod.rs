@@ -12,4 +12,4 @@ pub use lock::RunError;
 pub(crate) use pace::jittered;
 pub use publish::{AGENT_SOCKET, Published, REPORT_FILE};
 pub use run::run;
-pub use socket::ask;
+pub use socket::{ACCEPT, HISTORY, RECHECK, STATUS, ask};

@@ -9,7 +9,7 @@ use crate::{
     hardware::{Inventory, Listed, Surroundings},
     kubelet::Device,
     report::Report,
-    store::{Memory, write_atomically},
+    store::{Memory, Transition, write_atomically},
     verdict::{self, Input, Stamp},
 };
 
@@ -27,6 +27,8 @@ pub struct Published {
     pub devices: Vec<Device>,
     /// What device plugins offer on this node, by the last check; `None` where that is not known.
     pub listed: Option<Vec<Listed>>,
+    /// The last changes of the state, the newest last.
+    pub history: Arc<[Transition]>,
     /// Whether a check has finished in this boot, by this process or an earlier one.
     pub checked: bool,
 }
@@ -59,6 +61,7 @@ impl Pending<'_> {
             rows: &rows,
             memory: self.memory,
             config: &self.context.config,
+            node: None,
             checked: false,
             now,
         };
@@ -74,7 +77,13 @@ impl Pending<'_> {
             report.verdict = verdict.clone();
         }
         let checked = self.memory.damping.published.is_some();
-        Published { report: Arc::new(report), devices: Vec::new(), listed: None, checked }
+        Published {
+            report: Arc::new(report),
+            devices: Vec::new(),
+            listed: None,
+            history: self.memory.history.iter().cloned().collect(),
+            checked,
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use super::{
     pace,
     publish::{Pending, Published, same, write_report},
     sight::Sight,
-    socket::{self, CheckRequest},
+    socket::{self, Done, Request},
 };
 use crate::{
     cli::Context,
@@ -31,8 +31,8 @@ use crate::{
     hardware::{HcaFacts, Inventory, Roots},
     kubelet::{self, Device, Supervised},
     node,
-    report::{Hca, HcaRole},
-    store::Memory,
+    report::{Hca, HcaRole, NodeView},
+    store::{Memory, Transition},
     telemetry::{http, metrics::Metrics},
     usage::also_in,
     verdict::{self, Assessment, Input, Stamp, damping, devices},
@@ -77,12 +77,16 @@ struct Agent {
     /// HCAs of this boot as they were last seen, with whether each is a rail.
     known: BTreeMap<String, (HcaFacts, bool)>,
     tell: watch::Sender<Arc<Published>>,
-    requests: mpsc::Receiver<CheckRequest>,
-    waiting: Vec<CheckRequest>,
+    requests: mpsc::Receiver<Request>,
+    waiting: Vec<Done>,
     next_check: Option<Instant>,
     last_triggered: Option<Instant>,
+    /// The next check is one that a change asked for.
+    triggered: bool,
     unconfirmed: usize,
     sight: Sight,
+    /// What the Node says; its sender stays here where nobody publishes.
+    view: (watch::Sender<Option<NodeView>>, watch::Receiver<Option<NodeView>>),
 }
 
 impl Agent {
@@ -121,8 +125,10 @@ impl Agent {
             waiting: Vec::new(),
             next_check: (context.config.check.interval != Interval::Never).then(Instant::now),
             last_triggered: None,
+            triggered: false,
             unconfirmed: 0,
             sight,
+            view: watch::channel(None),
             context,
         };
         agent.spawn_others(&state, requests_in, end)?;
@@ -133,7 +139,7 @@ impl Agent {
     fn spawn_others(
         &self,
         state: &watch::Receiver<Arc<Published>>,
-        requests: mpsc::Sender<CheckRequest>,
+        requests: mpsc::Sender<Request>,
         end: &CancellationToken,
     ) -> Result<(), RunError> {
         let config = Arc::new(self.context.config.clone());
@@ -173,7 +179,7 @@ impl Agent {
         let (config, state, metrics) = (config.clone(), state.clone(), Arc::clone(&self.metrics));
         match config.mode {
             PublishMode::Node => {
-                let (name, view) = (self.context.node.clone(), watch::Sender::new(None));
+                let (name, view) = (self.context.node.clone(), self.view.0.clone());
                 tokio::spawn(node::publish(node::Publisher { name, config, state, view, metrics }));
             }
             PublishMode::Nfd => {
@@ -189,20 +195,43 @@ impl Agent {
         let mut running: Option<Running> = None;
         self.tell_all(false);
         loop {
-            let due = self.next_check.filter(|_| running.is_none());
+            let due = self.next_check.filter(|_| running.is_none() && self.may_check());
             tokio::select! {
                 done = async { match &mut running { Some(check) => check.await, None => std::future::pending().await } } => {
                     running = None;
                     self.finished(done);
                 }
                 () = async { match due { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => {
+                    self.triggered = false;
                     running = Some(self.begin());
                 }
-                Some(request) = self.requests.recv() => {
-                    self.waiting.push(request);
-                    self.next_check = Some(Instant::now());
-                }
+                Some(request) = self.requests.recv() => self.take(request),
+                Ok(()) = self.view.1.changed() => self.tell_all(false),
                 _ = looks.tick() => self.look().await,
+            }
+        }
+    }
+
+    /// Who asks is always answered. A paused node is left alone, and while what is checked is about to change
+    /// only what has changed is looked at.
+    fn may_check(&self) -> bool {
+        let view = self.view.1.borrow();
+        let paused = |node: &NodeView| node.paused_until.is_some_and(|until| Timestamp::now() < until);
+        let rests = |node: &NodeView| paused(node) || node.change_under_way.is_some() && !self.triggered;
+        !self.waiting.is_empty() || !view.as_ref().is_some_and(rests)
+    }
+
+    fn take(&mut self, request: Request) {
+        match request {
+            Request::Check(done) => {
+                self.waiting.push(done);
+                self.next_check = Some(Instant::now());
+            }
+            Request::Accept(done) => {
+                verdict::accept(&mut self.memory, &self.inventory);
+                tracing::info!("what is here now is the node's baseline");
+                self.tell_all(true);
+                let _ = done.send(()); // who asked may be gone
             }
         }
     }
@@ -239,6 +268,7 @@ impl Agent {
 
     fn finished(&mut self, (inventory, checked, started_at): (Arc<Inventory>, Checked, Timestamp)) {
         self.metrics.check(&checked);
+        verdict::note_driver(&mut self.memory, &self.inventory, &inventory, started_at);
         self.inventory = inventory;
         self.checked = checked;
         self.started_at = started_at;
@@ -271,6 +301,9 @@ impl Agent {
         if let Some(mut inventory) = changed {
             inventory.recall(&self.last_seen());
             tracing::info!("the hardware's state has changed");
+            if verdict::note_driver(&mut self.memory, &self.inventory, &inventory, now) {
+                self.checked = Checked::default();
+            }
             self.inventory = Arc::new(inventory);
             self.trigger();
         }
@@ -293,7 +326,11 @@ impl Agent {
     /// A change that matters is checked at once; two such checks are some time apart.
     fn trigger(&mut self) {
         let earliest = self.last_triggered.map_or_else(Instant::now, |at| (at + TRIGGERED_APART).max(Instant::now()));
-        if self.context.config.check.interval != Interval::Never && self.next_check.is_none_or(|at| at > earliest) {
+        if self.context.config.check.interval == Interval::Never {
+            return;
+        }
+        self.triggered = true;
+        if self.next_check.is_none_or(|at| at > earliest) {
             self.next_check = Some(earliest);
             self.last_triggered = Some(earliest);
         }
@@ -317,6 +354,8 @@ impl Agent {
         if (old.state, old.reason) != (verdict.state, verdict.reason) {
             tracing::info!(from = %old.state, to = %verdict.state, reason = %verdict.reason, message = %verdict.message, "the node's state has changed");
             self.metrics.transition(old.state, verdict.state);
+            let (reason, message) = (verdict.reason, verdict.message.clone());
+            self.memory.note(Transition { at: now, from: old.state, to: verdict.state, reason, message });
         }
         let stale = !known && self.memory.report.is_some();
         let mut report = assessment.into_report(
@@ -336,6 +375,7 @@ impl Agent {
         let published = Published {
             devices: self.devices(),
             listed: self.checked.surroundings.listed.clone(),
+            history: self.memory.history.iter().cloned().collect(),
             checked: self.checked_in_boot,
             report: Arc::new(report),
         };
@@ -361,6 +401,7 @@ impl Agent {
             rows: &self.checked.rows,
             memory: &self.memory,
             config: &self.context.config,
+            node: self.view.1.borrow().as_ref(),
             checked: self.checked_in_boot,
             now,
         })

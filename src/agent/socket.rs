@@ -1,5 +1,6 @@
-//! The agent's unix socket: a word in (`status`, `recheck`), a report out.
+//! The agent's unix socket: a word in, a report or the history out.
 
+use serde::de::DeserializeOwned;
 use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::Arc, time::Duration};
 
 use tokio::{
@@ -10,10 +11,26 @@ use tokio::{
 };
 
 use super::{AGENT_SOCKET, Published};
-use crate::report::Report;
 
-/// A request for a check; answered when it has finished.
-pub(super) type CheckRequest = oneshot::Sender<()>;
+/// The report as it is.
+pub const STATUS: &str = "status";
+/// The report after another check.
+pub const RECHECK: &str = "recheck";
+/// The report after today's hardware was taken for the baseline.
+pub const ACCEPT: &str = "accept";
+/// The last changes of the state.
+pub const HISTORY: &str = "history";
+
+/// Who asked is told when it is done.
+pub(super) type Done = oneshot::Sender<()>;
+
+/// What is asked of the agent.
+pub(super) enum Request {
+    /// A check now; done when it has finished.
+    Check(Done),
+    /// To take what is here now for the node's baseline.
+    Accept(Done),
+}
 
 /// A client that says nothing is not waited for.
 const WORD_DEADLINE: Duration = Duration::from_secs(5);
@@ -33,7 +50,7 @@ pub(super) fn bind(run_dir: &Path) -> io::Result<UnixListener> {
 pub(super) async fn serve(
     listener: UnixListener,
     state: watch::Receiver<Arc<Published>>,
-    requests: mpsc::Sender<CheckRequest>,
+    requests: mpsc::Sender<Request>,
 ) {
     loop {
         match listener.accept().await {
@@ -49,26 +66,37 @@ pub(super) async fn serve(
     }
 }
 
-async fn answer(stream: UnixStream, state: watch::Receiver<Arc<Published>>, requests: mpsc::Sender<CheckRequest>) {
+async fn answer(stream: UnixStream, state: watch::Receiver<Arc<Published>>, requests: mpsc::Sender<Request>) {
     let mut stream = BufReader::new(stream);
     let mut word = String::new();
     if !matches!(timeout(WORD_DEADLINE, (&mut stream).take(64).read_line(&mut word)).await, Ok(Ok(_))) {
         return;
     }
-    if word.trim() == "recheck" {
+    let ask: Option<fn(Done) -> Request> = match word.trim() {
+        RECHECK => Some(Request::Check),
+        ACCEPT => Some(Request::Accept),
+        _ => None,
+    };
+    if let Some(ask) = ask {
         let (done, finished) = oneshot::channel();
-        if requests.send(done).await.is_err() || finished.await.is_err() {
+        if requests.send(ask(done)).await.is_err() || finished.await.is_err() {
             return;
         }
     }
-    let report = Arc::clone(&state.borrow().report);
-    if let Ok(json) = serde_json::to_vec(report.as_ref()) {
+    let told = Arc::clone(&state.borrow());
+    let json = if word.trim() == HISTORY {
+        serde_json::to_vec(&told.history[..])
+    } else {
+        serde_json::to_vec(told.report.as_ref())
+    };
+    if let Ok(json) = json {
         let _ = stream.write_all(&json).await; // the client may be gone
     }
 }
 
-/// Asks the running agent, as `status` and `recheck` do.
-pub async fn ask(run_dir: &Path, word: &str) -> io::Result<Report> {
+/// Asks the running agent: for its report ([`STATUS`], or after [`RECHECK`] or [`ACCEPT`] is done), or for its
+/// [`HISTORY`].
+pub async fn ask<T: DeserializeOwned>(run_dir: &Path, word: &str) -> io::Result<T> {
     let mut stream = UnixStream::connect(run_dir.join(AGENT_SOCKET)).await?;
     stream.write_all(format!("{word}\n").as_bytes()).await?;
     let mut json = Vec::new();

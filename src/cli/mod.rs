@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod accept;
 mod check;
 mod cleanup;
 mod context;
@@ -93,9 +94,11 @@ pub enum Command {
     /// Run as the node's agent: check, publish, serve the kubelet
     Run,
     /// Show what the running agent last saw
-    Status(status::Arguments),
+    Status(status::StatusArguments),
     /// Ask the running agent for a check now
     Recheck(status::Arguments),
+    /// Take today's hardware as this node's baseline, after a change that was meant
+    Accept,
     /// Show the machine as a tree, and how far each GPU is from each HCA
     Topology(topology::Arguments),
     /// Show the whole cluster, the worst nodes first
@@ -157,6 +160,7 @@ pub fn dispatch(cli: Cli) -> Outcome {
         Command::Run => run::main(&cli.global),
         Command::Status(arguments) => status::main(&cli.global, &arguments),
         Command::Recheck(arguments) => recheck::main(&cli.global, &arguments),
+        Command::Accept => accept::main(&cli.global),
         Command::Topology(arguments) => topology::main(&cli.global, &arguments),
         Command::Nodes(arguments) => nodes::main(&cli.global, &arguments),
         Command::Explain(arguments) => explain::main(&arguments),

@@ -13,9 +13,6 @@ pub(super) fn main(global: &Global) -> Outcome {
     log::start(&context.config.log).map_err(CliError::Usage)?;
     let effective = serde_json::to_string(&context.config).unwrap_or_default();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = %context.node, simulated = context.machine.simulated(), config = %effective, "gdr-agent starts");
-    for text in context.config.not_yet() {
-        tracing::warn!("{text}");
-    }
     if context.config.hardware.topology_file.is_some() {
         context.warn_of_foreign_file(&context.machine.inventory());
     }

@@ -5,7 +5,7 @@ use std::{fs, process::ExitCode};
 use clap::Args;
 
 use super::{
-    CliError, Global, Outcome,
+    CliError, Context, Global, Outcome,
     check::{Format, to_json},
     context::runtime,
     exit, print,
@@ -14,6 +14,7 @@ use crate::{
     agent::{self, REPORT_FILE},
     render::{self, Style},
     report::Report,
+    store::Transition,
 };
 
 /// Form of the output.
@@ -24,8 +25,22 @@ pub struct Arguments {
     output: Format,
 }
 
-pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
-    let asked = runtime()?.block_on(agent::ask(&global.run_dir, "status"));
+/// What to show, and how.
+#[derive(Debug, Args)]
+pub struct StatusArguments {
+    #[command(flatten)]
+    form: Arguments,
+    /// The last 200 changes of the state, the newest last, in place of the report
+    #[arg(long)]
+    history: bool,
+}
+
+pub(super) fn main(global: &Global, arguments: &StatusArguments) -> Outcome {
+    if arguments.history { history(global, arguments.form.output) } else { status(global, &arguments.form) }
+}
+
+fn status(global: &Global, arguments: &Arguments) -> Outcome {
+    let asked = runtime()?.block_on(agent::ask::<Report>(&global.run_dir, agent::STATUS));
     let report = match asked {
         Ok(report) => report,
         Err(error) => {
@@ -43,6 +58,27 @@ pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
         }
     };
     show(&report, arguments)
+}
+
+/// From the running agent, else from its store.
+fn history(global: &Global, form: Format) -> Outcome {
+    let asked = runtime()?.block_on(agent::ask::<Vec<Transition>>(&global.run_dir, agent::HISTORY));
+    let history: Vec<Transition> = if let Ok(history) = asked {
+        history
+    } else {
+        let context = Context::new(global)?;
+        eprintln!("gdr-agent: no agent runs here; this is what its store remembers");
+        context.store.load("").history.into()
+    };
+    match form {
+        Format::Json => {
+            let json = serde_json::to_string_pretty(&history).map_err(|e| CliError::Internal(e.to_string()))?;
+            print(&(json + "\n"));
+        }
+        Format::Html => return Err(CliError::Usage("--history has no HTML; choose -o text or -o json".to_owned())),
+        Format::Text => print(&render::history(&history, Style::of_stdout())),
+    }
+    Ok(history.last().map_or(ExitCode::from(3), |last| exit::of_state(last.to)))
 }
 
 pub(super) fn show(report: &Report, arguments: &Arguments) -> Result<ExitCode, CliError> {

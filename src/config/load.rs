@@ -325,11 +325,4 @@ mod tests {
         let error = from_yaml("kind: Configuration\n", &[]).unwrap_err().to_string();
         assert!(error.contains("apiVersion"), "{error}");
     }
-
-    #[test]
-    fn names_a_key_that_has_no_effect_yet() {
-        let config = from_yaml(&format!("{HEAD}policy: {{ expect: [ {{ gpus: 8 }} ] }}\n"), &[]).unwrap();
-        assert_eq!(config.not_yet().len(), 1);
-        assert!(Config::default().not_yet().is_empty());
-    }
 }

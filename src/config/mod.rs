@@ -347,18 +347,3 @@ choice! { /// Form of a log line.
 LogFormat { /// For machines.
     Json, /// For people.
     Text, } }
-
-impl Config {
-    /// Keys that are set and have no effect in this version, as `path: what`.
-    #[must_use]
-    pub fn not_yet(&self) -> Vec<String> {
-        let mut out = Vec::new();
-        let mut say = |set: bool, key: &str| {
-            if set {
-                out.push(format!("{key} is accepted but has no effect in this version yet"));
-            }
-        };
-        say(!self.policy.expect.is_empty(), "policy.expect");
-        out
-    }
-}

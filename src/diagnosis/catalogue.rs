@@ -53,6 +53,10 @@ catalogue! {
         "The GPU has fallen off the bus.",
         "Its PCI configuration space reads as all ones, or NVML calls it lost and CUDA can't use it.",
         "Drain the node and reset it or power it off and on; if the GPU is lost again, look for Xid 79 in the kernel log and have it replaced.";
+    HardwareMissing, Hardware, lasting,
+        "There is less hardware than this machine once had, or than policy.expect asks for.",
+        "PCI functions of GPUs and HCAs, counted by kind, beside the most that was ever seen here (kept on the host, for this serial number).",
+        "Power the machine off and on, reseat the device, and look for PCIe errors in the kernel log; where it was taken out on purpose, run `gdr-agent accept` on the node.";
     GpuEccUncorrectable, Hardware, lasting,
         "The GPU's memory reports an uncorrectable error.",
         "A CUDA call answers CUDA_ERROR_ECC_UNCORRECTABLE (214).",

@@ -16,6 +16,7 @@ use crate::{
     hardware::{Inventory, Surroundings},
     probe::Rows,
     report::{Finding, Gpu, Hca, Pair, Reason},
+    verdict::Outlook,
 };
 
 pub use catalogue::{Entry, entry};
@@ -28,6 +29,8 @@ pub struct Facts<'a> {
     pub surroundings: &'a Surroundings,
     /// What the children found.
     pub rows: &'a Rows,
+    /// What hardware there should be.
+    pub outlook: &'a Outlook,
     /// What is wanted.
     pub config: &'a Config,
     /// GPUs with their roles.

@@ -16,6 +16,9 @@ use crate::{
 
 pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
     let mut gathered = Gathered::default();
+    for what in &facts.outlook.lacking {
+        gathered.raise(Reason::HardwareMissing, Severity::Error, None, None, what);
+    }
     if !facts.gpus.is_empty() {
         node(facts, &mut gathered);
         for (gpu, row) in facts.rows {
@@ -146,6 +149,9 @@ fn unserved(facts: &Facts<'_>, out: &mut Gathered) {
                             || raised.gpus.is_empty() && raised.hcas.is_empty())
             })
     };
+    if facts.outlook.met == Some(true) {
+        return; // as many rails as were meant to be
+    }
     let missing: Vec<_> = facts.gpus.iter().filter(|g| g.served == Some(false) && !explained(g)).collect();
     for gpu in missing {
         out.raise(
@@ -181,7 +187,7 @@ fn not_configured(facts: &Facts<'_>, out: &mut Gathered) {
     let tried = PEERMEM.iter().any(|reason| out.by_reason.contains_key(reason));
     let never_good = facts.pairs.iter().all(|p| p.good != Some(true));
     let only_missing = out.by_reason.keys().all(|r| PEERMEM.contains(r) || OTHERS.contains(r));
-    if tried && ordinary && never_good && only_missing && facts.config.policy.expect.is_empty() {
+    if tried && ordinary && never_good && only_missing && facts.outlook.met.is_none() {
         out.by_reason.clear();
         out.raise(Reason::NotConfigured, Severity::Info, None, None, "no nvidia_peermem, and no dma-buf path");
     }

@@ -19,6 +19,8 @@ pub struct GpuFacts {
     pub numa: Option<u32>,
     /// Its way up to the host bridge.
     pub path: PciPath,
+    /// PCI device id, which the kernel remembers of a GPU that is lost.
+    pub device: Option<u32>,
     /// The kernel driver that is bound.
     pub bound_to: Option<String>,
     /// Its memory is a NUMA node of the host's (Grace), as the driver says of such a GPU alone.
@@ -47,6 +49,7 @@ pub(super) fn discover(roots: &Roots) -> Vec<GpuFacts> {
                 minor: told.minor,
                 numa: read_numa(&dir),
                 path: PciPath::parse(&resolve(&dir).unwrap_or_default()),
+                device: read_hex(&dir.join("device")),
                 bound_to: link_name(&dir.join("driver")),
                 memory_is_node: folder(roots, pci).join("numa_status").exists(),
                 lost: reads_as_ones(&dir.join("config")),

@@ -57,6 +57,8 @@ pub struct BareFunction {
     pub numa: Option<u32>,
     /// Its way up to the host bridge.
     pub path: PciPath,
+    /// Its PF's address when it is a virtual function whose PF is on this host.
+    pub vf_of: Option<PciAddress>,
 }
 
 impl BareFunction {
@@ -72,7 +74,7 @@ impl BareFunction {
             transport: known.transport,
             ports: known.ports.clone(),
             firmware: known.firmware.clone(),
-            vf_of: None,
+            vf_of: self.vf_of,
             node: None,
             mad: Vec::new(),
             nvlink_management: false,
@@ -277,6 +279,7 @@ pub(super) fn bare_functions(roots: &Roots, hcas: &[HcaFacts]) -> Vec<BareFuncti
                 ids,
                 numa: read_numa(&dir),
                 path: PciPath::parse(&resolve(&dir).unwrap_or_default()),
+                vf_of: link_name(&dir.join("physfn")).and_then(|name| name.parse().ok()),
             })
         })
         .collect()

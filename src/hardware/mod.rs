@@ -11,6 +11,7 @@ pub mod surroundings;
 pub mod topology;
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -76,6 +77,22 @@ pub struct NvidiaModule {
     pub open: bool,
 }
 
+/// Which machine it is, by its firmware (DMI).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MachineId {
+    /// Serial number; root alone may read it.
+    pub serial: Option<String>,
+    /// Product name.
+    pub product: Option<String>,
+}
+
+impl MachineId {
+    fn read(roots: &Roots) -> Self {
+        let dmi = |name: &str| read_trimmed(&roots.sysfs.join("class/dmi/id").join(name)).filter(|t| !t.is_empty());
+        Self { serial: dmi("product_serial"), product: dmi("product_name") }
+    }
+}
+
 /// Everything that can be known of a machine without touching a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inventory {
@@ -95,6 +112,10 @@ pub struct Inventory {
     pub netns_exclusive: bool,
     /// How many PCI functions there are in all.
     pub functions: usize,
+    /// Their addresses.
+    pub present: BTreeSet<PciAddress>,
+    /// Which machine it is.
+    pub machine: MachineId,
     /// The NVIDIA kernel module, when it is loaded.
     pub nvidia: Option<NvidiaModule>,
     /// Whether `nvidia_peermem` (or its forerunner, or EFA's) is loaded.
@@ -115,6 +136,7 @@ impl Inventory {
         let gpus = gpu::discover(roots);
         let bare_functions = hca::bare_functions(roots, &hcas);
         let topology = hypervisor::topology_kind(roots, &gpus, &hcas);
+        let functions = list_dir(&roots.sysfs.join("bus/pci/devices"));
         Self {
             boot_id: read_trimmed(&roots.procfs.join("sys/kernel/random/boot_id")).unwrap_or_default(),
             booted_at: booted_at(roots),
@@ -122,7 +144,9 @@ impl Inventory {
             platform: Platform::read(roots, &gpus, &hcas, topology == TopologyKind::Virtual),
             file: None,
             nvidia: nvidia_module(roots),
-            functions: list_dir(&roots.sysfs.join("bus/pci/devices")).len(),
+            functions: functions.len(),
+            present: functions.iter().filter_map(|name| name.parse().ok()).collect(),
+            machine: MachineId::read(roots),
             peermem: peermem(roots),
             uverbs: roots.sysfs.join("class/infiniband_verbs").is_dir(),
             gpus,

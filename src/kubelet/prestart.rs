@@ -82,6 +82,7 @@ impl Before<'_> {
             rows: &rows,
             memory: &memory,
             config: self.config,
+            node: None,
             checked: true,
             now: Timestamp::now(),
         });
@@ -119,8 +120,13 @@ mod tests {
         let inventory = machine.inventory();
         let hca = inventory.hcas[0].clone();
         let device = Device { id: hca.key(), hca, rail: true, healthy: true, also_in: None };
-        let state =
-            Published { report: Arc::new(Scene::new().report()), devices: Vec::new(), listed: None, checked: true };
+        let state = Published {
+            report: Arc::new(Scene::new().report()),
+            devices: Vec::new(),
+            listed: None,
+            history: Arc::default(),
+            checked: true,
+        };
         let before = Before { machine: &machine, inventory: &inventory, config, state: &state };
         before.check(&[&Offer { id: device.id.clone(), device: &device, gpu: None, healthy: true }]).await
     }

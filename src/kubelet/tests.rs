@@ -39,7 +39,13 @@ impl Node {
             |hca: &HcaFacts| Device { id: hca.key(), hca: hca.clone(), rail: true, healthy: true, also_in: None };
         let devices = hcas.iter().map(device).collect();
         Self {
-            state: Published { report: Arc::new(scene.report()), devices, listed: Some(Vec::new()), checked: true },
+            state: Published {
+                report: Arc::new(scene.report()),
+                devices,
+                listed: Some(Vec::new()),
+                history: Arc::default(),
+                checked: true,
+            },
             resource: Resource::default(),
             before: Vec::new(),
             hcas,

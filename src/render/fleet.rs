@@ -63,7 +63,7 @@ fn age(at: Timestamp, now: Timestamp) -> String {
     }
 }
 
-fn coloured(state: State, cell: &str, style: Style) -> String {
+pub(super) fn coloured(state: State, cell: &str, style: Style) -> String {
     match state {
         State::Ready => style.good(cell),
         State::NotReady | State::Degraded => style.bad(cell),

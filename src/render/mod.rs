@@ -3,6 +3,7 @@
 mod explain;
 mod fleet;
 mod forest;
+mod history;
 mod html;
 mod matrix;
 mod nccl;
@@ -14,6 +15,7 @@ mod tree;
 
 pub use explain::{explain, reasons_table};
 pub use fleet::{fleet, outliers};
+pub use history::history;
 pub use html::html;
 pub use matrix::report;
 pub use nccl::nccl;

@@ -98,6 +98,8 @@ reasons! {
     TransferRefused,
     /// A transfer completes, and the bytes are not those that were sent.
     TransferCorrupt,
+    /// There is less hardware than there was, or than there should be.
+    HardwareMissing,
     /// Another plugin hands out the same HCA.
     OfferedTwice,
     /// A vGPU's profile, or its host, has no GPUDirect RDMA.

@@ -1,7 +1,7 @@
 //! The machines that are built in.
 
 use crate::{
-    hardware::{DeviceNode, GpuFacts, HcaFacts, Inventory, NvidiaModule, PciAddress, PciPath, Platform},
+    hardware::{DeviceNode, GpuFacts, HcaFacts, Inventory, MachineId, NvidiaModule, PciAddress, PciPath, Platform},
     report::{Port, TopologyKind, Transport},
 };
 
@@ -28,6 +28,8 @@ pub(super) fn empty() -> Inventory {
         bare_functions: Vec::new(),
         netns_exclusive: false,
         functions: 0,
+        present: std::collections::BTreeSet::new(),
+        machine: MachineId::default(),
         nvidia: None,
         peermem: false,
         uverbs: false,
@@ -76,6 +78,7 @@ fn h100(index: usize, pci: PciAddress, path: PciPath, numa: u32) -> GpuFacts {
         minor: u32::try_from(index).ok(),
         numa: Some(numa),
         path,
+        device: Some(0x2330),
         bound_to: Some("nvidia".to_owned()),
         memory_is_node: false,
         lost: false,

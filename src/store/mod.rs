@@ -4,7 +4,7 @@
 //! a disk that is full or read-only is a warning too. Nothing here stops a check.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fs,
     io::{self, Write},
     path::{Path, PathBuf},
@@ -13,10 +13,12 @@ use std::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Report, State, Verdict};
+use crate::report::{Reason, Report, State, Verdict};
 
 /// Version of the file's form.
 const SCHEMA: u32 = 1;
+/// Changes of the state that are kept.
+const HISTORY: usize = 200;
 
 /// Everything that is remembered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
@@ -30,6 +32,14 @@ pub struct Memory {
     pub seen_active: BTreeSet<String>,
     /// The same, of this boot alone.
     pub active_in_boot: BTreeSet<String>,
+    /// The most hardware that this machine ever had; outlives boots.
+    pub baseline: Option<Baseline>,
+    /// The last changes of the published state, the newest last; outlives boots.
+    pub history: VecDeque<Transition>,
+    /// The last version of the GPU driver that was loaded in this boot.
+    pub driver: Option<String>,
+    /// When the GPU driver was last unloaded or loaded in another version.
+    pub driver_changed_at: Option<Timestamp>,
     /// Last good or bad outcome of each pair, by `GPU/HCA` (PCI addresses).
     pub pairs: BTreeMap<String, Remembered>,
     /// GPUs by PCI address that have neither GPUDirect attribute, with the driver that said so: one in
@@ -51,6 +61,34 @@ impl Memory {
             self.seen_active.insert(key);
         }
     }
+}
+
+/// Hardware by kind (`15b3:1021`), each with its places in PCI.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Baseline {
+    /// The machine's serial number; empty where it has none.
+    pub serial: String,
+    /// GPUs.
+    pub gpus: BTreeMap<String, Vec<String>>,
+    /// HCAs, but virtual functions whose PF is here.
+    pub hcas: BTreeMap<String, Vec<String>>,
+}
+
+/// One change of the published state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Transition {
+    /// When.
+    pub at: Timestamp,
+    /// The state before.
+    pub from: State,
+    /// The state from then on.
+    pub to: State,
+    /// Why, by name.
+    pub reason: Reason,
+    /// Why, in words.
+    pub message: String,
 }
 
 /// Last good or bad outcome of a pair.
@@ -109,6 +147,16 @@ pub struct DeviceMemory {
     pub port_drops: Vec<Timestamp>,
 }
 
+impl Memory {
+    /// Notes a change of the published state.
+    pub fn note(&mut self, transition: Transition) {
+        self.history.push_back(transition);
+        while self.history.len() > HISTORY {
+            self.history.pop_front();
+        }
+    }
+}
+
 /// A place to keep it.
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -140,7 +188,8 @@ impl Store {
         if memory.boot_id == boot_id {
             return memory;
         }
-        Memory { boot_id: boot_id.to_owned(), seen_active: memory.seen_active, ..Memory::default() }
+        let Memory { seen_active, baseline, history, .. } = memory;
+        Memory { boot_id: boot_id.to_owned(), seen_active, baseline, history, ..Memory::default() }
     }
 
     fn set_aside(&self, why: &str) -> Memory {

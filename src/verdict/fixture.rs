@@ -10,7 +10,7 @@ use crate::{
         GpuAnswer, HcaAnswer, Limits, Machine, Row, Rows, Step,
         protocol::{End, Stopped},
     },
-    report::{Code, Method, MethodResult, Outcome},
+    report::{Code, Method, MethodResult, NodeView, Outcome},
     simulate::SimulatedMachine,
     store::Memory,
 };
@@ -21,6 +21,7 @@ pub(crate) struct Scene {
     pub(crate) rows: Rows,
     pub(crate) memory: Memory,
     pub(crate) config: Config,
+    pub(crate) node: Option<NodeView>,
     pub(crate) checked: bool,
 }
 
@@ -32,8 +33,15 @@ impl Scene {
         let mut memory = Memory::default();
         memory.seen_active.extend(machine.known_active());
         let surroundings = Surroundings::default();
-        let mut scene =
-            Self { inventory, surroundings, rows: Rows::new(), memory, config: Config::default(), checked: true };
+        let mut scene = Self {
+            inventory,
+            surroundings,
+            rows: Rows::new(),
+            memory,
+            config: Config::default(),
+            node: None,
+            checked: true,
+        };
         scene.verify_all();
         scene
     }
@@ -139,6 +147,7 @@ impl Scene {
             rows: &self.rows,
             memory: &self.memory,
             config: &self.config,
+            node: self.node.as_ref(),
             checked: self.checked,
             now: Timestamp::UNIX_EPOCH,
         })
@@ -178,6 +187,7 @@ pub(crate) fn bare(pci: &str) -> BareFunction {
         driver: Some("mlx5_core".into()),
         ids: Some((0x15b3, 0x1021)),
         numa: Some(0),
+        vf_of: None,
         path: crate::hardware::PciPath::default(),
     }
 }

@@ -5,6 +5,9 @@ pub mod devices;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod nearest;
+mod outlook;
+#[cfg(test)]
+mod outlook_tests;
 mod pairs;
 mod roles;
 #[cfg(test)]
@@ -20,11 +23,12 @@ use crate::{
     diagnosis,
     hardware::{GpuFacts, HcaFacts, Inventory, Surroundings},
     probe::{Rows, protocol::Stopped},
-    report::{API_VERSION, Finding, Gpu, Hca, HcaRole, Pair, Report, Verdict},
+    report::{API_VERSION, Finding, Gpu, Hca, HcaRole, NodeView, Pair, Report, Verdict},
     store::Memory,
     usage::Spared,
 };
 
+pub use outlook::{Outlook, accept, note_driver};
 pub use roles::{hcas_to_probe, is_checked, matches_hca};
 pub use state::judge;
 
@@ -40,6 +44,8 @@ pub struct Input<'a> {
     pub memory: &'a Memory,
     /// What is wanted.
     pub config: &'a Config,
+    /// What the Node says; `None` where that is not known.
+    pub node: Option<&'a NodeView>,
     /// Whether a check has finished in this boot.
     pub checked: bool,
     /// Now.
@@ -64,6 +70,7 @@ pub struct Assessment {
 pub fn remember(memory: &mut Memory, inventory: &Inventory, assessment: &Assessment, now: Timestamp) {
     pairs::remember(memory, inventory, &assessment.pairs, now);
     roles::remember(memory, inventory, &assessment.gpus);
+    outlook::remember(memory, inventory);
 }
 
 /// Draws all conclusions.
@@ -81,7 +88,9 @@ pub fn assess(input: &Input<'_>) -> Assessment {
         .map(|((facts, role), rail)| hca(facts, *role, *rail))
         .collect();
     let gpus: Vec<Gpu> = (0..input.inventory.gpus.len()).map(|g| gpu(input, &roles, &nearest, &pairs, g)).collect();
+    let outlook = outlook::of(input, &gpus, &hcas);
     let facts = diagnosis::Facts {
+        outlook: &outlook,
         inventory: input.inventory,
         surroundings: input.surroundings,
         rows: input.rows,
@@ -96,6 +105,7 @@ pub fn assess(input: &Input<'_>) -> Assessment {
         findings: &findings,
         checked: input.checked,
         memory: input.memory,
+        node: input.node,
         now: input.now,
     });
     Assessment { gpus, hcas, pairs, findings, verdict }

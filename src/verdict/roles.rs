@@ -182,7 +182,7 @@ pub fn matches_hca(selector: &Selector, hca: &HcaFacts, rail: Option<bool>) -> b
 }
 
 /// `*` and `?`, nothing else.
-fn glob(pattern: &str, text: &str) -> bool {
+pub(super) fn glob(pattern: &str, text: &str) -> bool {
     fn go(p: &[u8], t: &[u8]) -> bool {
         match p.split_first() {
             None => t.is_empty(),

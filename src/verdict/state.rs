@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use crate::{
     diagnosis::{Facts, is_advice},
-    report::{Finding, GpuRole, HcaRole, Method, Outcome, Pair, Reason, Severity, State, Verdict},
+    report::{Finding, Gpu, GpuRole, HcaRole, Method, NodeView, Outcome, Pair, Reason, Severity, State, Verdict},
     store::Memory,
 };
 
@@ -18,6 +18,8 @@ pub struct View<'a> {
     pub checked: bool,
     /// What is remembered.
     pub memory: &'a Memory,
+    /// What the Node says.
+    pub node: Option<&'a NodeView>,
     /// Now.
     pub now: Timestamp,
 }
@@ -36,7 +38,9 @@ pub fn judge(view: &View<'_>) -> Verdict {
 
 fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     let facts = view.facts;
-    let served: Vec<Option<bool>> = facts.gpus.iter().filter(|g| g.role.counts()).map(|g| g.served).collect();
+    let outlook = facts.outlook;
+    let counting = || facts.gpus.iter().filter(|g| g.role.counts());
+    let served: Vec<Option<bool>> = counting().filter(|g| !is_excused(view, g)).map(|g| g.served).collect();
     // Advice explains no state.
     let telling = || view.findings.iter().find(|f| !is_advice(f.reason));
     let worst = || telling().map_or(Reason::RailMissing, |f| f.reason);
@@ -59,17 +63,19 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     let never_active = view.findings.iter().any(|f| f.reason == Reason::PortNeverActive)
         && view.findings.iter().all(|f| f.severity != Severity::Error);
 
-    if facts.gpus.is_empty() {
+    if facts.gpus.is_empty() && !outlook.gpus {
         (State::NotApplicable, Reason::NoGpu)
-    } else if served.is_empty() {
+    } else if counting().next().is_none() && !facts.gpus.is_empty() {
         (State::NotApplicable, role_reason(facts))
-    } else if !facts.inventory.has_rdma_hardware() {
+    } else if !facts.inventory.has_rdma_hardware() && !outlook.rdma {
         (State::NotApplicable, Reason::NoRdmaHardware)
+    } else if view.node.and_then(|node| node.paused_until).is_some_and(|until| view.now < until) {
+        (State::Unknown, Reason::Paused)
     } else if !view.checked {
         (State::Unknown, Reason::CheckPending)
     } else if served.iter().all(|s| *s == Some(false)) {
         (State::NotReady, if never_active { Reason::PortNeverActive } else { worst() })
-    } else if counted_bad || rail_without_port || served.contains(&Some(false)) {
+    } else if counted_bad || rail_without_port || served.contains(&Some(false)) || !outlook.lacking.is_empty() {
         (State::Degraded, worst())
     } else if open_gpus.iter().any(|g| !skipped(g)) {
         (State::Unknown, worst())
@@ -83,14 +89,23 @@ fn state_and_reason(view: &View<'_>) -> (State, Reason) {
     }
 }
 
+/// Whether a GPU that nothing serves was never meant to be served: what the configuration expects is
+/// here, and nothing that is broken says why.
+fn is_excused(view: &View<'_>, gpu: &Gpu) -> bool {
+    let names =
+        |finding: &Finding| finding.gpus.contains(&gpu.pci) || finding.hcas.iter().any(|hca| gpu.nearest.contains(hca));
+    let broken = || view.findings.iter().any(|finding| finding.severity == Severity::Error && names(finding));
+    view.facts.outlook.met == Some(true) && gpu.role == GpuRole::Eligible && gpu.served == Some(false) && !broken()
+}
+
 /// Whether what is wrong is no more than a driver that has not finished loading explains, and the
-/// machine has booted lately: an absent driver, module or RDMA device, a fabric manager that is not
+/// machine has booted, or its driver was unloaded, lately, or a change is under way: an absent driver, module or RDMA device, a fabric manager that is not
 /// up, or a port that was not ACTIVE since boot.
 fn is_settling(view: &View<'_>) -> bool {
-    let lately = view.facts.inventory.booted_at.is_some_and(|at| {
-        let settle = view.facts.config.policy.settle.signed();
-        view.now.duration_since(at) < settle
-    });
+    let settle = view.facts.config.policy.settle.signed();
+    let since = [view.facts.inventory.booted_at, view.memory.driver_changed_at];
+    let lately = since.into_iter().flatten().any(|at| view.now.duration_since(at) < settle)
+        || view.node.is_some_and(|node| node.change_under_way.is_some());
     let errors = || view.findings.iter().filter(|f| f.severity == Severity::Error);
     lately
         && errors().next().is_some()

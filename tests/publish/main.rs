@@ -8,7 +8,7 @@ mod support;
 use std::{
     fs,
     process::{Child, Command, Stdio},
-    thread::sleep,
+    thread::{self, sleep},
     time::{Duration, Instant},
 };
 
@@ -39,6 +39,9 @@ struct Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        if thread::panicking() {
+            println!("{}", self.log());
+        }
         if let Some(child) = &mut self.child {
             let _ = child.kill();
             let _ = child.wait();
@@ -250,6 +253,35 @@ fn a_node_that_was_made_anew_is_published_in_full() {
     agent.says("404");
     agent.server.world().node = Some(node("uid-3"));
     agent.shows("ready");
+}
+
+/// Both are read from the answer to a patch, so that they count from the next heartbeat on.
+#[test]
+fn a_pause_and_an_operators_change_are_heeded_and_end() {
+    let agent = Agent::running("publish: { heartbeat: 10s }\ncheck: { interval: 1s }");
+    agent.shows("ready");
+    let set = |map: &str, key: &str, value: Value| {
+        agent.server.world().node.as_mut().unwrap()["metadata"][map][key] = value;
+    };
+    set("annotations", "gpudirect-rdma/paused-until", json!("2099-01-01T00:00:00Z"));
+    let paused = agent.shows("unknown");
+    assert_eq!(condition(&paused)["reason"], "Paused");
+    assert_eq!(paused["metadata"]["annotations"]["gpudirect-rdma/paused-until"], "2099-01-01T00:00:00Z", "a person's");
+    let checks = |agent: &Agent| {
+        let text = fs::read_to_string(agent.home.path("run/report.json")).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()["startedAt"].clone()
+    };
+    let before = checks(&agent);
+    sleep(Duration::from_secs(3));
+    assert_eq!(checks(&agent), before, "no check while it is paused");
+    set("annotations", "gpudirect-rdma/paused-until", json!("2020-01-01T00:00:00Z"));
+    agent.shows("ready");
+    // A driver's upgrade: what it takes away is no fault.
+    set("labels", "nvidia.com/gpu-driver-upgrade-state", json!("pod-restart-required"));
+    sleep(Duration::from_secs(12));
+    agent.faults("{ peermem: false }, { openModule: false }");
+    agent.shows("unknown");
+    assert_eq!(condition(&agent.node().unwrap())["reason"], "DriverNotReady");
 }
 
 #[test]

@@ -41,6 +41,7 @@ pub(crate) fn conclude(inventory: &Inventory, rows: &Rows) -> Assessment {
         rows,
         memory: &Memory::default(),
         config: &Config::default(),
+        node: None,
         checked: true,
         now: Timestamp::UNIX_EPOCH,
     })
