@@ -151,11 +151,13 @@ impl Agent {
         }
         let dev_root = self.context.roots.dev.clone();
         tokio::spawn(kubelet::keep_specs(Arc::clone(&config), state.clone(), dev_root));
+        let changes = kubelet::watch_folder(config.kubelet.device_plugins.clone());
         for resource in &config.resources {
             tokio::spawn(kubelet::supervise(Supervised {
                 resource: resource.clone(),
                 config: Arc::clone(&config),
                 folder: config.kubelet.device_plugins.clone(),
+                changes: changes.clone(),
                 state: state.clone(),
                 machine: Arc::clone(&self.context.machine),
                 metrics: Arc::clone(&self.metrics),

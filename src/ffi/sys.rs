@@ -75,6 +75,13 @@ impl Drop for Reservation {
     }
 }
 
+/// A descriptor whose being readable can be waited for.
+pub fn readable(fd: std::os::fd::OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>> {
+    // SAFETY: an `OwnedFd` is the same open descriptor for as long as it lives, and it lives in here.
+    let registered = unsafe { tokio::io::unix::AsyncFd::register_with_interest(fd, tokio::io::Interest::READABLE) };
+    Ok(registered?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -142,6 +142,18 @@ impl HcaFacts {
 }
 
 impl HcaFacts {
+    /// The one with this key, by the links of sysfs; what is not asked for is not read.
+    #[must_use]
+    pub fn find(roots: &Roots, key: &str) -> Option<Self> {
+        let class = roots.sysfs.join("class/infiniband");
+        let pci: Option<PciAddress> = key.parse().ok();
+        let is_it = |name: &String| match pci {
+            Some(pci) => link_name(&class.join(name).join("device")).is_some_and(|at| at.parse() == Ok(pci)),
+            None => name == key,
+        };
+        list_dir(&class).into_iter().find(is_it).map(|name| read(roots, &class, name))
+    }
+
     /// Which entry of a port's GID table RoCE goes by: of version 2 by its type, never index 0 by
     /// habit; one with an IP address of the network rather than a link-local one.
     #[must_use]

@@ -3,11 +3,14 @@
 mod allocate;
 mod cdi;
 mod devices;
+mod folder;
 mod preference;
 mod prestart;
-mod registration;
+mod retry;
 mod server;
+mod socket;
 mod specs;
+mod supervisor;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +21,7 @@ pub(crate) mod v1beta1 {
 }
 
 pub use devices::Device;
-pub(crate) use registration::dial;
-pub use registration::{Supervised, supervise};
+pub use folder::watch_folder;
 pub use specs::keep_specs;
+pub(crate) use supervisor::dial;
+pub use supervisor::{Supervised, supervise};

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -18,7 +18,6 @@ use super::{
 use crate::{
     agent::Published,
     config::{Config, Resource, ResourceKind},
-    hardware::Inventory,
     probe::Machine,
     telemetry::metrics::Metrics,
 };
@@ -35,8 +34,10 @@ pub(super) struct Plugin {
     pub(super) metrics: Arc<Metrics>,
     pub(super) run_dir: PathBuf,
     pub(super) dev_root: PathBuf,
-    /// How many streams are open.
-    pub(super) streams: Arc<watch::Sender<usize>>,
+    /// The kubelet's streams.
+    pub(super) streams: Arc<watch::Sender<Streams>>,
+    /// Looks at the hardware that may be under way at once.
+    pub(super) looks: Arc<Semaphore>,
     /// Ends the streams, which the server's own shutdown would wait for.
     pub(super) end: CancellationToken,
 }
@@ -51,41 +52,72 @@ pub(super) fn offers<'a>(resource: &Resource, config: &Config, state: &'a Publis
     devices::of_resource(resource, &config.resources[..at], state)
 }
 
+/// How many streams there are, and were.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Streams {
+    /// That are open.
+    pub(super) open: usize,
+    /// That were ever opened: which of them a registration brought.
+    pub(super) opened: u64,
+}
+
 /// Counts a stream as open for as long as it lives.
-struct OpenStream(Arc<watch::Sender<usize>>);
+struct OpenStream(Arc<watch::Sender<Streams>>);
 
 impl OpenStream {
-    fn new(count: &Arc<watch::Sender<usize>>) -> Self {
-        count.send_modify(|n| *n += 1);
+    fn new(count: &Arc<watch::Sender<Streams>>) -> Self {
+        count.send_modify(|streams| {
+            streams.open += 1;
+            streams.opened += 1;
+        });
         Self(Arc::clone(count))
     }
 }
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.0.send_modify(|n| *n -= 1);
+        self.0.send_modify(|streams| streams.open -= 1);
     }
 }
 
+/// A driver can block a look at sysfs for as long as it likes: more than these are never stuck.
+const LOOKS: usize = 4;
+
 impl Plugin {
-    /// What is here at this moment: numbers of device nodes change when drivers reload.
-    async fn inventory(&self) -> Result<Inventory, Status> {
+    pub(super) fn looks() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(LOOKS))
+    }
+
+    /// Looks at the machine, on a thread that may never come back.
+    async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&dyn Machine) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let blocked = |_| Status::unavailable("a driver blocks the look at this node's hardware");
+        let place = Arc::clone(&self.looks).acquire_owned().await.map_err(blocked)?;
         let machine = Arc::clone(&self.machine);
-        tokio::task::spawn_blocking(move || machine.inventory())
-            .await
-            .map_err(|e| Status::internal(format!("can't look at the hardware: {e}")))
+        let looking = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            look(machine.as_ref())
+        });
+        looking.await.map_err(|e| Status::internal(format!("can't look at the hardware: {e}")))
     }
 
     async fn containers(&self, request: v1beta1::AllocateRequest) -> Result<v1beta1::AllocateResponse, Status> {
-        let inventory = self.inventory().await?;
         let state = Arc::clone(&self.state.borrow());
         let offers = offers(&self.resource, &self.config, &state);
+        // As they are at this moment: numbers of device nodes change when drivers reload.
+        let all = self.config.cdi.enabled;
+        let asked =
+            |offer: &&Offer<'_>| all || request.container_requests.iter().any(|c| c.devices_ids.contains(&offer.id));
+        let keys: Vec<String> = offers.iter().filter(asked).map(|offer| offer.device.id.clone()).collect();
+        let hcas = self.look(move |machine| keys.iter().filter_map(|key| machine.hca(key)).collect::<Vec<_>>()).await?;
         let pairs = self.resource.kind == ResourceKind::Pair && !state.report.simulated;
         let gpus_by_cdi = if pairs { cdi::nvidia_gpus(&self.config.driver.root) } else { BTreeSet::new() };
         let mut situation = Situation {
             resource: &self.resource,
             offers: &offers,
-            hcas: &inventory.hcas,
+            hcas: &hcas,
             simulated: state.report.simulated,
             rdma_cm: self.dev_root.join("infiniband/rdma_cm").exists(),
             run_dir: &self.run_dir.to_string_lossy(),
@@ -113,7 +145,7 @@ impl Plugin {
     }
 
     async fn before_start(&self, ids: &[String]) -> Result<(), Status> {
-        let inventory = self.inventory().await?;
+        let inventory = self.look(|machine| machine.inventory()).await?;
         let state = Arc::clone(&self.state.borrow());
         let offers = offers(&self.resource, &self.config, &state);
         let wanted: Vec<_> = offers.iter().filter(|offer| ids.contains(&offer.id)).collect();

@@ -43,6 +43,8 @@ pub struct Task {
 pub trait Machine: Send + Sync {
     /// What is here; looks, and touches nothing.
     fn inventory(&self) -> Inventory;
+    /// One HCA as it is now, by its key; looks at nothing else.
+    fn hca(&self, key: &str) -> Option<HcaFacts>;
     /// Whether anything that matters may have changed; much cheaper than another inventory.
     fn changed_since(&self, last: &Inventory) -> bool;
     /// Does it work; touches the devices, in a child.
@@ -88,6 +90,10 @@ impl RealMachine {
 impl Machine for RealMachine {
     fn inventory(&self) -> Inventory {
         Inventory::read(&self.roots).with_file(self.topology.as_ref())
+    }
+
+    fn hca(&self, key: &str) -> Option<HcaFacts> {
+        HcaFacts::find(&self.roots, key)
     }
 
     fn changed_since(&self, last: &Inventory) -> bool {

@@ -13,7 +13,7 @@ pub use profile::{Fault, Profile, ProfileError};
 pub use profiles::NAMES;
 
 use crate::{
-    hardware::{Inventory, PciAddress, Surroundings, TopologyFile},
+    hardware::{HcaFacts, Inventory, PciAddress, Surroundings, TopologyFile},
     probe::{Answer, Machine, Row, Task},
 };
 
@@ -81,6 +81,10 @@ impl SimulatedMachine {
 impl Machine for SimulatedMachine {
     fn inventory(&self) -> Inventory {
         self.shown(&self.profile())
+    }
+
+    fn hca(&self, key: &str) -> Option<HcaFacts> {
+        self.inventory().hcas.into_iter().find(|hca| hca.key() == key)
     }
 
     fn changed_since(&self, last: &Inventory) -> bool {
