@@ -13,9 +13,9 @@ use jiff::Timestamp;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
-    time::{Instant, MissedTickBehavior, interval, sleep_until},
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     check::{self, Checked, Progress},
@@ -40,15 +40,18 @@ use crate::{
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const TRIGGERED_APART: Duration = Duration::from_secs(10);
+/// What the resources may take to end.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Runs until SIGTERM or SIGINT, and removes nothing.
 pub async fn run(context: Context, run_dir: PathBuf) -> Result<(), RunError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(io_error("can't wait for SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(io_error("can't wait for SIGINT"))?;
     let end = CancellationToken::new();
+    let resources = TaskTracker::new();
     let work = async {
         let _lock = only_one(&run_dir).await?;
-        Agent::start(context, &run_dir, &end).await?.live().await;
+        Agent::start(context, &run_dir, &end, &resources).await?.live().await;
         Ok(())
     };
     let result = tokio::select! {
@@ -57,6 +60,9 @@ pub async fn run(context: Context, run_dir: PathBuf) -> Result<(), RunError> {
         _ = interrupt.recv() => Ok(()),
     };
     end.cancel();
+    // They end their streams and take their sockets away.
+    resources.close();
+    let _ = timeout(LAST_WORDS, resources.wait()).await;
     tracing::info!("the agent ends; labels, condition and resources stay as they are");
     result
 }
@@ -90,7 +96,12 @@ struct Agent {
 }
 
 impl Agent {
-    async fn start(context: Context, run_dir: &Path, end: &CancellationToken) -> Result<Self, RunError> {
+    async fn start(
+        context: Context,
+        run_dir: &Path,
+        end: &CancellationToken,
+        resources: &TaskTracker,
+    ) -> Result<Self, RunError> {
         let context = Arc::new(context);
         let sight = Sight::new(Arc::clone(&context.machine));
         let mut inventory = loop {
@@ -131,7 +142,8 @@ impl Agent {
             view: watch::channel(None),
             context,
         };
-        agent.spawn_others(&state, requests_in, end)?;
+        agent.spawn_others(&state, requests_in)?;
+        agent.serve_resources(&state, end, resources);
         Ok(agent)
     }
 
@@ -140,20 +152,30 @@ impl Agent {
         &self,
         state: &watch::Receiver<Arc<Published>>,
         requests: mpsc::Sender<Request>,
-        end: &CancellationToken,
     ) -> Result<(), RunError> {
-        let config = Arc::new(self.context.config.clone());
+        let config = &self.context.config;
         let listener =
             socket::bind(&self.run_dir).map_err(io_error(format!("can't listen in {}", self.run_dir.display())))?;
         tokio::spawn(socket::serve(listener, state.clone(), requests));
         if let Some(listen) = &config.http.listen {
             tokio::spawn(http::serve(listen.clone(), state.clone(), Arc::clone(&self.metrics)));
         }
+        self.publish(&config.publish, state);
+        Ok(())
+    }
+
+    fn serve_resources(
+        &self,
+        state: &watch::Receiver<Arc<Published>>,
+        end: &CancellationToken,
+        resources: &TaskTracker,
+    ) {
+        let config = Arc::new(self.context.config.clone());
         let dev_root = self.context.roots.dev.clone();
         tokio::spawn(kubelet::keep_specs(Arc::clone(&config), state.clone(), dev_root));
         let changes = kubelet::watch_folder(config.kubelet.device_plugins.clone());
         for resource in &config.resources {
-            tokio::spawn(kubelet::supervise(Supervised {
+            resources.spawn(kubelet::supervise(Supervised {
                 resource: resource.clone(),
                 config: Arc::clone(&config),
                 folder: config.kubelet.device_plugins.clone(),
@@ -166,8 +188,6 @@ impl Agent {
                 end: end.clone(),
             }));
         }
-        self.publish(&config.publish, state);
-        Ok(())
     }
 
     fn publish(&self, config: &Publish, state: &watch::Receiver<Arc<Published>>) {

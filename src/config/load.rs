@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Config, Interval, Selector};
+use super::{Config, validate::validate};
 use crate::report::API_VERSION;
 
 /// Read when it is there and `--config` is not given.
@@ -58,6 +58,7 @@ pub fn load(path: Option<&Path>, environment: impl Iterator<Item = (String, Stri
 fn read(path: &Path) -> Result<Value, ConfigError> {
     let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     serde_saphyr::from_str(&text)
+        .map(|tree: Value| if tree.is_null() { Value::Object(serde_json::Map::new()) } else { tree })
         .map_err(|e| bad(&path.display().to_string(), ".", format!("is not YAML that can be read: {e}")))
 }
 
@@ -67,9 +68,28 @@ fn bad(origin: &str, key: &str, problem: impl Into<String>) -> ConfigError {
 
 fn parse(tree: Value, origin: &str) -> Result<Config, ConfigError> {
     let config: Config = serde_path_to_error::deserialize(tree)
-        .map_err(|e| bad(origin, &e.path().to_string(), e.inner().to_string()))?;
+        .map_err(|e| bad(origin, &e.path().to_string(), with_advice(e.inner().to_string())))?;
     validate(&config).map_err(|(key, problem)| bad(origin, &key, problem))?;
     Ok(config)
+}
+
+/// What would be right, beside what serde says: of what is unknown the nearest of all that is known, and of a
+/// number without its unit what one looks like.
+fn with_advice(text: String) -> String {
+    const CLOSE: f64 = 0.8;
+    if text.starts_with("invalid type: integer") && text.ends_with("expected a string") {
+        return format!("{text} with its unit, like 15m or 2MiB");
+    }
+    let mut names = text.split('`').skip(1).step_by(2);
+    let unknown = text.starts_with("unknown ").then(|| names.next()).flatten();
+    let nearest = unknown.and_then(|unknown| {
+        let likeness = |known: &&str| strsim::jaro_winkler(&unknown.to_lowercase(), &known.to_lowercase());
+        names.max_by(|a, b| likeness(a).total_cmp(&likeness(b))).filter(|known| likeness(known) >= CLOSE)
+    });
+    match nearest {
+        Some(known) => format!("{text}; did you mean `{known}`?"),
+        None => text,
+    }
 }
 
 /// `GDR_AGENT_CHECK_INTERVAL` is `check.interval`: every key that is no list of objects has its
@@ -130,129 +150,6 @@ fn set(tree: &mut Value, path: &[String], value: Value) {
         at = &mut at[key.as_str()];
     }
     at[last.as_str()] = value;
-}
-
-type Problem = (String, String);
-
-/// What types can't say.
-fn validate(config: &Config) -> Result<(), Problem> {
-    let must = |ok: bool, key: &str, problem: String| if ok { Ok(()) } else { Err((key.to_owned(), problem)) };
-    must(
-        config.api_version == API_VERSION,
-        "apiVersion",
-        format!("is `{}`; this agent reads `{API_VERSION}`", config.api_version),
-    )?;
-    must(config.kind == "Configuration", "kind", format!("is `{}`; must be `Configuration`", config.kind))?;
-    let check = &config.check;
-    if let Interval::Every(span) = check.interval {
-        must(span.0.as_secs() >= 1, "check.interval", format!("is {span}; must be at least 1s, or `never`"))?;
-    }
-    must(!check.methods.is_empty(), "check.methods", "is empty; name dma-buf, peermem or both".into())?;
-    for (key, size) in [("check.size", check.size), ("check.deepSize", check.deep_size)] {
-        let fits = size.0 >= 64 << 10 && size.0 <= 64 << 30 && size.0.is_multiple_of(64 << 10);
-        must(fits, key, format!("is {size}; must be a multiple of 64KiB, from 64KiB to 64GiB"))?;
-    }
-    must(
-        (1..=3600).contains(&check.timeout.0.as_secs()),
-        "check.timeout",
-        format!("is {}; must be 1s to 1h", check.timeout),
-    )?;
-    must(
-        (1..=64).contains(&check.parallelism),
-        "check.parallelism",
-        format!("is {}; must be 1 to 64", check.parallelism),
-    )?;
-    let damping = &config.policy.damping;
-    for (key, n) in [("policy.damping.fall", damping.fall), ("policy.damping.rise", damping.rise)] {
-        must((1..=100).contains(&n), key, format!("is {n}; must be 1 to 100"))?;
-    }
-    must(
-        config.publish.heartbeat.0.as_secs() >= 10,
-        "publish.heartbeat",
-        format!("is {}; must be at least 10s", config.publish.heartbeat),
-    )?;
-    must(
-        is_dns_subdomain(&config.publish.prefix),
-        "publish.prefix",
-        format!("is `{}`; must be a lower-case DNS name of at most 253 characters", config.publish.prefix),
-    )?;
-    if let Some(file) = &config.hardware.topology_file {
-        must(
-            file.is_absolute(),
-            "hardware.topologyFile",
-            format!("is `{}`; must be an absolute path on the node", file.display()),
-        )?;
-    }
-    validate_selectors("check.select.hcas", &check.select.hcas)?;
-    for (i, resource) in config.resources.iter().enumerate() {
-        let key = format!("resources[{i}].name");
-        must(
-            is_resource_name(&resource.name),
-            &key,
-            format!("is `{}`; must be `domain/name`, not in kubernetes.io", resource.name),
-        )?;
-        let twice = config.resources.iter().take(i).any(|r| r.name == resource.name);
-        must(!twice, &key, format!("`{}` is there twice", resource.name))?;
-        must((1..=1024).contains(&resource.replicas), &format!("resources[{i}].replicas"), "must be 1 to 1024".into())?;
-        validate_selectors(&format!("resources[{i}].select"), &resource.select)?;
-        let before = config.resources.iter().take(i).find(|other| other.nccl_env && resource.nccl_env);
-        if let Some(other) = before {
-            let problem = format!("is on for `{}` too; one resource alone can set NCCL's variables", other.name);
-            return Err((format!("resources[{i}].ncclEnv"), problem));
-        }
-    }
-    if let Some(listen) = &config.http.listen {
-        must(
-            listen.parse::<std::net::SocketAddr>().is_ok(),
-            "http.listen",
-            format!("is `{listen}`; must be an address and a port like `[::]:9477`, or null"),
-        )?;
-    }
-    Ok(())
-}
-
-fn validate_selectors(key: &str, selectors: &[Selector]) -> Result<(), Problem> {
-    for (i, selector) in selectors.iter().enumerate() {
-        if *selector == Selector::default() {
-            return Err((
-                format!("{key}[{i}]"),
-                "is empty and would match everything; name at least one property".into(),
-            ));
-        }
-        for (name, value) in [("vendor", &selector.vendor), ("device", &selector.device)] {
-            if let Some(text) = value
-                && !(text.starts_with("0x") && u32::from_str_radix(&text[2..], 16).is_ok_and(|n| n <= 0xffff))
-            {
-                return Err((format!("{key}[{i}].{name}"), format!("is `{text}`; must be a PCI id like `0x15b3`")));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn is_dns_subdomain(text: &str) -> bool {
-    !text.is_empty()
-        && text.len() <= 253
-        && text.split('.').all(|label| {
-            !label.is_empty()
-                && label.len() <= 63
-                && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-                && !label.starts_with('-')
-                && !label.ends_with('-')
-        })
-}
-
-/// `IsExtendedResourceName` of Kubernetes' `pkg/apis/core/v1/helper`.
-fn is_resource_name(text: &str) -> bool {
-    text.split_once('/').is_some_and(|(domain, name)| {
-        is_dns_subdomain(domain)
-            && domain != "kubernetes.io"
-            && !domain.ends_with(".kubernetes.io")
-            && !domain.starts_with("requests.")
-            && (1..=63).contains(&name.len())
-            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-            && [name.bytes().next(), name.bytes().last()].iter().all(|b| b.is_some_and(|b| b.is_ascii_alphanumeric()))
-    })
 }
 
 #[cfg(test)]

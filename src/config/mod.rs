@@ -2,6 +2,7 @@
 
 mod load;
 mod units;
+mod validate;
 
 use std::path::PathBuf;
 

@@ -1,0 +1,283 @@
+//! The kubelet's contract, point by point, under the real binary; `docs/kubelet.md` has the points.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod allocation;
+mod fake;
+mod faults;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use fake::{Kubelet, Mood};
+use support::{Home, PROFILE};
+
+pub(crate) const HCA: &str = "gpudirect-rdma/hca";
+
+/// An agent with a folder of its own for a kubelet.
+pub(crate) struct Agent {
+    pub(crate) home: Home,
+    children: Vec<Child>,
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Agent {
+    /// Not started yet; `more` is further configuration.
+    pub(crate) fn new(more: &str) -> Self {
+        let agent = Self { home: Home::new(), children: Vec::new() };
+        fs::create_dir_all(agent.folder()).unwrap();
+        agent.home.configure(&format!(
+            "kubelet: {{ devicePlugins: '{}', podResources: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: null }}\nlog: {{ format: text }}\n{more}\n",
+            agent.folder().display(),
+            agent.home.path("none").display()
+        ));
+        agent.faults("");
+        agent
+    }
+
+    pub(crate) fn running(more: &str) -> Self {
+        let mut agent = Self::new(more);
+        agent.start();
+        agent
+    }
+
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.home.path("device-plugins")
+    }
+
+    pub(crate) fn faults(&self, faults: &str) {
+        // Replaced as a whole: the agent reads it at each look.
+        let file = self.home.file("new.yaml", &format!("{PROFILE}faults: [ {faults} ]\n"));
+        fs::rename(file, self.home.path("profile.yaml")).unwrap();
+    }
+
+    pub(crate) fn start(&mut self) {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.home.path("log")).unwrap();
+        let mut command = Command::new(support::BINARY);
+        command.arg("run").arg("--simulate").arg(self.home.path("profile.yaml")).args(["--node-name", "n1"]);
+        command.arg("--config").arg(self.home.path("config.yaml")).arg("--run-dir").arg(self.home.path("run"));
+        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        self.children.push(command.spawn().unwrap());
+    }
+
+    /// SIGTERM, and how long it took.
+    pub(crate) fn stop(&mut self) -> Duration {
+        let mut child = self.children.remove(0);
+        let start = Instant::now();
+        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+        assert!(child.wait().unwrap().success());
+        start.elapsed()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let mut child = self.children.remove(0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// A check now, as soon as the agent answers.
+    pub(crate) fn recheck(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.home.run(&["recheck"]).status != Some(0) {
+            assert!(Instant::now() < deadline, "{}", self.log());
+            sleep(Duration::from_millis(50));
+        }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.home.path("log")).unwrap_or_default()
+    }
+
+    pub(crate) fn sockets(&self) -> Vec<PathBuf> {
+        let all = fs::read_dir(self.folder()).unwrap().flatten().map(|entry| entry.path());
+        all.filter(|path| !path.ends_with("kubelet.sock")).collect()
+    }
+}
+
+#[test]
+fn p02_the_endpoint_is_a_bare_name_of_a_socket_that_is_served() {
+    let agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    let request = kubelet.seen().requests.last().cloned().unwrap();
+    assert_eq!((request.version.as_str(), request.resource_name.as_str()), ("v1beta1", HCA));
+    assert!(!request.endpoint.contains('/') && agent.folder().join(&request.endpoint).exists());
+}
+
+/// The options are asked for before Register is answered, which only a plugin that serves already survives.
+#[test]
+fn p03_p04_it_serves_before_it_registers_and_says_its_options_twice_alike() {
+    for (more, pre_start) in [("", false), ("resources: [ { preStart: true } ]", true)] {
+        let agent = Agent::running(more);
+        let kubelet = Kubelet::start(&agent.folder());
+        kubelet.offers(HCA, 8);
+        let seen = kubelet.seen();
+        let (asked, said) = (seen.options.last().unwrap(), seen.requests.last().unwrap().options.as_ref().unwrap());
+        assert_eq!(asked, said);
+        assert!(asked.get_preferred_allocation_available);
+        assert_eq!(asked.pre_start_required, pre_start);
+    }
+}
+
+#[test]
+fn p05_a_stream_that_ends_is_registered_again() {
+    let agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    for turn in 2..5 {
+        kubelet.cut(HCA);
+        kubelet.offers(HCA, 0);
+        kubelet.offers(HCA, 8);
+        assert_eq!(kubelet.seen().requests.len(), turn);
+    }
+}
+
+#[test]
+fn p06_each_message_is_whole_and_comes_only_with_a_change() {
+    let agent = Agent::running("check: { interval: 1s }");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    let before = kubelet.messages(HCA).len();
+    sleep(Duration::from_secs(4));
+    assert_eq!(kubelet.messages(HCA).len(), before, "checks that change nothing");
+    agent.faults("{ hca: mlx5_4, port: DOWN }");
+    kubelet.offers(HCA, 7);
+    let messages = kubelet.messages(HCA);
+    assert_eq!(messages.len(), before + 1);
+    assert_eq!(messages.last().unwrap().devices.len(), 8, "the list does not change with health");
+    agent.faults("");
+    kubelet.offers(HCA, 8);
+}
+
+#[test]
+fn p08_p09_a_kubelet_that_starts_deletes_every_socket_and_is_registered_with() {
+    let agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    for kill in [false, true, false] {
+        let brief = Kubelet::start(&agent.folder());
+        if kill {
+            brief.kill();
+        } else {
+            brief.stop();
+        }
+        let next = Kubelet::start(&agent.folder());
+        next.offers(HCA, 8);
+    }
+    drop(kubelet);
+}
+
+/// Known by its name alone, the client of a new process goes with the old one's stream.
+#[test]
+fn p10_a_plugin_that_overlaps_with_its_successor_is_registered_again() {
+    let mut agent = Agent::running("");
+    let kubelet = Kubelet::with(&agent.folder(), Mood::Fair, true);
+    kubelet.offers(HCA, 8);
+    agent.start(); // waits for the first one's end
+    sleep(Duration::from_millis(500));
+    agent.stop();
+    kubelet.offers(HCA, 8);
+    sleep(Duration::from_secs(2));
+    kubelet.offers(HCA, 8);
+}
+
+#[test]
+fn p11_p12_a_port_that_is_down_is_unhealthy_in_the_list_and_comes_back() {
+    let agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    let began = Instant::now();
+    agent.faults("{ hca: mlx5_4, port: DOWN }");
+    let down = kubelet.offers(HCA, 7).duration_since(began);
+    let health = |kubelet: &Kubelet| {
+        let devices = kubelet.messages(HCA).pop().unwrap().devices;
+        devices.into_iter().filter(|device| device.health != "Healthy").collect::<Vec<_>>()
+    };
+    let unhealthy = health(&kubelet);
+    assert_eq!(unhealthy.len(), 1);
+    assert_eq!(unhealthy[0].health, "Unhealthy");
+    agent.faults("");
+    let began = Instant::now();
+    let up = kubelet.offers(HCA, 8).duration_since(began);
+    assert!(down.max(up) < Duration::from_secs(20), "{down:?} {up:?}");
+}
+
+/// 64 resources' worth of ids stay far below gRPC's limit; a stream that met it would end for ever.
+#[test]
+fn p19_a_thousand_shares_are_one_message() {
+    let agent = Agent::running("resources: [ { replicas: 1024 } ]");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8192);
+}
+
+#[test]
+fn p20_ids_are_short_and_the_same_after_a_restart() {
+    let mut agent = Agent::running("resources: [ { replicas: 2 } ]");
+    let kubelet = Kubelet::start(&agent.folder());
+    let ids = |kubelet: &Kubelet| {
+        let devices = kubelet.messages(HCA).pop().unwrap().devices;
+        devices.into_iter().map(|device| device.id).collect::<Vec<_>>()
+    };
+    kubelet.offers(HCA, 16);
+    let before = ids(&kubelet);
+    assert!(before.iter().all(|id| id.len() <= 63));
+    agent.stop();
+    kubelet.offers(HCA, 0);
+    agent.start();
+    kubelet.offers(HCA, 16);
+    assert_eq!(ids(&kubelet), before);
+}
+
+#[test]
+fn p23_a_socket_in_a_long_folder_is_said_and_no_crash() {
+    let agent = Agent::new("");
+    let long = agent.home.path(&"x".repeat(90));
+    fs::create_dir(&long).unwrap();
+    agent.home.configure(&format!(
+        "kubelet: {{ devicePlugins: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: null }}\nlog: {{ format: text }}\n",
+        long.display()
+    ));
+    let mut agent = agent;
+    agent.start();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !agent.log().contains("can't serve gpudirect-rdma/hca") {
+        assert!(Instant::now() < deadline, "{}", agent.log());
+        sleep(Duration::from_millis(20));
+    }
+    assert!(agent.stop() < Duration::from_secs(10));
+}
+
+/// What an earlier process knew of this boot is told at once, before anything was checked.
+#[test]
+fn p24_p25_the_first_message_is_what_is_known_of_this_boot() {
+    let mut agent = Agent::running("check: { interval: never }");
+    let kubelet = Kubelet::start(&agent.folder());
+    sleep(Duration::from_secs(1));
+    kubelet.offers(HCA, 0);
+    let first = kubelet.messages(HCA).remove(0);
+    assert!(first.devices.iter().all(|device| device.health == "Unhealthy"), "nothing was checked in this boot");
+    agent.recheck();
+    kubelet.offers(HCA, 8);
+    agent.kill();
+    kubelet.offers(HCA, 0);
+    agent.start();
+    kubelet.offers(HCA, 8);
+    let messages = kubelet.messages(HCA);
+    let healthy = |n: usize| messages[n].devices.iter().filter(|device| device.health == "Healthy").count();
+    assert_eq!((healthy(messages.len() - 1), messages.last().unwrap().devices.len()), (8, 8));
+    assert!(agent.sockets().len() == 1, "the killed one's socket is gone: {:?}", agent.sockets());
+}
