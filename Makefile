@@ -58,10 +58,10 @@ image: release ## The container image, as target/image/gdr-agent.tar
 manifests: ## Render manifests/ from the chart
 	tests/cluster/manifests
 
-docs: prepare ## Generate docs/reasons.md, docs/faults.md and docs/*.schema.json
+docs: prepare ## Generate docs/reasons.md, docs/faults.md, docs/*.schema.json and the chart's schema
 	cargo run --locked --quiet -- explain --markdown > docs/reasons.md
 	for what in report config; do cargo run --locked --quiet -- schema $$what > docs/$$what.schema.json; done
-	GDR_AGENT_WRITE_DOCS=1 cargo test --locked --quiet --test faults documentation
+	GDR_AGENT_WRITE_DOCS=1 cargo test --locked --quiet --test faults --test schema documentation
 
 release: prepare
 	@[[ -x target/release/gdr-agent ]] || echo "building the release binary (usually 3 to 8 minutes on 2 cores)"

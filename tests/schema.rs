@@ -76,3 +76,29 @@ fn assert_keeps(validator: &jsonschema::Validator, value: &Value) {
     let problems: Vec<_> = validator.iter_errors(value).map(|e| format!("{}: {e}", e.instance_path())).collect();
     assert!(problems.is_empty(), "{problems:#?}");
 }
+
+/// The part of the chart's schema that is the agent's: the configuration without its two first lines.
+fn with_configuration(mut chart: Value) -> Value {
+    let mut config: Value = serde_json::from_str(&documented("config")).unwrap();
+    let config = config.as_object_mut().unwrap();
+    chart["$defs"] = config.remove("$defs").unwrap();
+    config["properties"].as_object_mut().unwrap().retain(|key, _| key != "apiVersion" && key != "kind");
+    for key in ["$schema", "title", "required"] {
+        config.remove(key);
+    }
+    config["description"] = json!("The agent's configuration file without apiVersion and kind.");
+    chart["properties"]["config"] = Value::Object(config.clone());
+    chart
+}
+
+#[test]
+fn the_charts_schema_has_the_configurations_documentation() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/gdr-agent/values.schema.json");
+    let chart: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let now = with_configuration(chart.clone());
+    if std::env::var_os("GDR_AGENT_WRITE_DOCS").is_some() {
+        fs::write(&file, serde_json::to_string_pretty(&now).unwrap() + "\n").unwrap();
+    } else {
+        assert!(now == chart, "the chart's values.schema.json is not that of the types: run `make docs`");
+    }
+}
