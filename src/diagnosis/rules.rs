@@ -149,7 +149,8 @@ fn unserved(facts: &Facts<'_>, out: &mut Gathered) {
                             || raised.gpus.is_empty() && raised.hcas.is_empty())
             })
     };
-    if facts.outlook.met == Some(true) {
+    let never_meant = !facts.inventory.has_rdma_hardware() && !facts.outlook.rdma;
+    if never_meant || facts.outlook.met == Some(true) {
         return; // as many rails as were meant to be
     }
     let missing: Vec<_> = facts.gpus.iter().filter(|g| g.served == Some(false) && !explained(g)).collect();

@@ -9,12 +9,16 @@ mod outlook;
 #[cfg(test)]
 mod outlook_tests;
 mod pairs;
+#[cfg(test)]
+mod properties_tests;
 mod roles;
 #[cfg(test)]
 mod spared_tests;
 mod state;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod twelve_tests;
 
 use jiff::Timestamp;
 
