@@ -131,6 +131,26 @@ fn what_is_here_can_be_accepted_and_what_was_is_remembered() {
     assert_eq!(home.run(&["status", "--history", "-o", "json"]).exits(0).json(), changes, "a restart is no change");
 }
 
+/// One bad check, and then the GPU is in use: what is carried from the first is no second one.
+#[test]
+fn a_carried_outcome_is_not_another_failed_check() {
+    let home = Home::new();
+    let faults = |faults: &str| home.file("profile.yaml", &format!("{PROFILE}faults: [ {faults} ]\n"));
+    let profile = faults("");
+    let agent = Agent::start(&home, profile.to_str().unwrap());
+    agent.becomes("ready");
+    faults("{ gpu: \"0000:1b:00.0\", outcome: failed, code: ENOMEM (12) }");
+    agent.report("a first bad check", |report| report["verdict"]["damped"] == true);
+    faults("{ gpu: \"0000:1b:00.0\", outcome: skipped }");
+    for _ in 0..3 {
+        let report = home.run(&["recheck", "-o", "json"]).exits(0).json();
+        assert_eq!(report["verdict"]["state"], "ready");
+        assert_eq!(report["pairs"][0]["good"], false, "it is remembered all the same");
+    }
+    faults("{ gpu: \"0000:1b:00.0\", outcome: failed, code: ENOMEM (12) }");
+    assert_eq!(home.run(&["recheck", "-o", "json"]).exits(2).json()["verdict"]["state"], "degraded");
+}
+
 #[test]
 fn it_publishes_answers_and_ends() {
     let home = Home::new();

@@ -88,6 +88,8 @@ const BAD: &[(&str, &str, &str)] = &[
         "resources[1].ncclEnv",
         "`a/b` too",
     ),
+    ("check: { select: { gpus: [ { linkLayer: roce } ] } }", "check.select.gpus[0].linkLayer", "of HCAs"),
+    ("check: { select: { gpus: [ {} ] } }", "check.select.gpus[0]", "empty"),
     ("policy: { expect: [ { product: x } ] }", "policy.expect[0]", "asks for nothing"),
     ("policy: { expect: [ { gpuModel: \" \", gpus: 1 } ] }", "policy.expect[0].gpuModel", "glob"),
 ];

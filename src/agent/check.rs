@@ -35,7 +35,7 @@ impl Checked {
     pub fn blind(inventory: &Inventory, config: &Config) -> Self {
         let hcas = hcas_to_probe(inventory, config);
         let row = |gpu: &GpuFacts| (gpu.pci, Row::never_began(Step::Sysfs, &hcas, &config.check.methods));
-        Self { rows: inventory.gpus.iter().filter(|gpu| is_checked(gpu)).map(row).collect(), ..Self::default() }
+        Self { rows: inventory.gpus.iter().filter(|gpu| is_checked(gpu, config)).map(row).collect(), ..Self::default() }
     }
 
     /// Whether a transfer went wrong in it.
@@ -81,7 +81,7 @@ pub async fn probe_all(
     let bytes = |size: ByteSize| usize::try_from(size.0).unwrap_or(usize::MAX);
     let start = Instant::now();
     let hcas = hcas_to_probe(inventory, config);
-    let gpus: Vec<_> = inventory.gpus.iter().filter(|g| is_checked(g)).cloned().collect();
+    let gpus: Vec<_> = inventory.gpus.iter().filter(|g| is_checked(g, config)).cloned().collect();
     let of = gpus.len();
     let places = Semaphore::new(config.check.parallelism);
     let mut rows = Rows::new();

@@ -114,6 +114,7 @@ impl Agent {
         if let Some(report) = &memory.report {
             inventory.recall(&report.hcas);
         }
+        verdict::forget_another_driver(&mut memory, &inventory);
         memory.saw_active(context.machine.known_active());
         memory.saw_active(inventory.hcas.iter().filter(|h| h.usable()).map(HcaFacts::key));
         let known = inventory.hcas.iter().map(|h| (h.key(), (h.clone(), false))).collect();
@@ -252,7 +253,9 @@ impl Agent {
             Request::Accept(done) => {
                 verdict::accept(&mut self.memory, &self.inventory);
                 tracing::info!("what is here now is the node's baseline");
-                self.tell_all(true);
+                self.tell_all(false);
+                self.save();
+                self.next_check = Some(Instant::now());
                 let _ = done.send(()); // who asked may be gone
             }
         }
@@ -290,7 +293,7 @@ impl Agent {
 
     fn finished(&mut self, (inventory, checked, started_at): (Arc<Inventory>, Checked, Timestamp)) {
         self.metrics.check(&checked);
-        verdict::note_driver(&mut self.memory, &self.inventory, &inventory, started_at);
+        self.note_driver(&inventory, started_at);
         self.inventory = inventory;
         self.checked = checked;
         self.started_at = started_at;
@@ -301,6 +304,15 @@ impl Agent {
         for request in self.waiting.drain(..) {
             let _ = request.send(()); // who asked may be gone
         }
+    }
+
+    /// What was checked under another driver says nothing of this one.
+    fn note_driver(&mut self, inventory: &Inventory, now: Timestamp) {
+        let before = self.memory.driver.clone();
+        if verdict::note_driver(&mut self.memory, &self.inventory, inventory, now) {
+            self.checked = Checked::default();
+        }
+        self.checked_in_boot &= before.is_none() || self.memory.driver == before;
     }
 
     /// While what was seen and what is published differ, soon.
@@ -323,9 +335,7 @@ impl Agent {
         if let Some(mut inventory) = changed {
             inventory.recall(&self.last_seen());
             tracing::info!("the hardware's state has changed");
-            if verdict::note_driver(&mut self.memory, &self.inventory, &inventory, now) {
-                self.checked = Checked::default();
-            }
+            self.note_driver(&inventory, now);
             self.inventory = Arc::new(inventory);
             self.trigger();
         }
@@ -370,7 +380,9 @@ impl Agent {
         }
         self.take_devices(&assessment, full_check);
         let old = self.tell.borrow().report.verdict.clone();
-        let seen = damping::Seen { verdict: &assessment.verdict, findings: &assessment.findings, full_check, now };
+        let counts = full_check && self.saw_itself(&assessment, now);
+        let (verdict, findings) = (&assessment.verdict, &assessment.findings);
+        let seen = damping::Seen { verdict, findings, full_check: counts, now };
         // Before this process has checked, an earlier one's verdict of this boot stands.
         let verdict = if known { damping::step(&mut self.memory.damping, &config.policy, &seen) } else { old.clone() };
         if (old.state, old.reason) != (verdict.state, verdict.reason) {
@@ -412,16 +424,26 @@ impl Agent {
                 differs
             });
             write_report(&self.run_dir, &published.report);
-            self.save(&published);
+            self.memory.report = Some(published.report.as_ref().clone());
+            self.save();
         }
     }
 
+    /// Whether a check comes to the same without what is carried from earlier ones.
+    fn saw_itself(&self, assessment: &Assessment, now: Timestamp) -> bool {
+        self.assess_with(&self.memory.without_outcomes(), now).verdict.state == assessment.verdict.state
+    }
+
     fn assess(&self, now: Timestamp) -> Assessment {
+        self.assess_with(&self.memory, now)
+    }
+
+    fn assess_with(&self, memory: &Memory, now: Timestamp) -> Assessment {
         verdict::assess(&Input {
             inventory: &self.inventory,
             surroundings: &self.checked.surroundings,
             rows: &self.checked.rows,
-            memory: &self.memory,
+            memory,
             config: &self.context.config,
             node: self.view.1.borrow().as_ref(),
             checked: self.checked_in_boot,
@@ -429,8 +451,7 @@ impl Agent {
         })
     }
 
-    fn save(&mut self, published: &Published) {
-        self.memory.report = Some(published.report.as_ref().clone());
+    fn save(&self) {
         if let Err(error) = self.context.store.save(&self.memory) {
             tracing::warn!(%error, "can't write the store; a restart would begin without memory");
         }

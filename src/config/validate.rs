@@ -80,6 +80,19 @@ pub(super) fn validate(config: &Config) -> Result<(), Problem> {
         validate_expect(&format!("policy.expect[{i}]"), entry)?;
     }
     validate_selectors("check.select.hcas", &check.select.hcas)?;
+    validate_selectors("check.select.gpus", &check.select.gpus)?;
+    for (i, selector) in check.select.gpus.iter().enumerate() {
+        let of_an_hca = [
+            ("nearest", selector.nearest.is_some()),
+            ("linkLayer", selector.link_layer.is_some()),
+            ("minRateGbps", selector.min_rate_gbps.is_some()),
+            ("function", selector.function.is_some()),
+        ];
+        if let Some((name, _)) = of_an_hca.into_iter().find(|(_, set)| *set) {
+            let key = format!("check.select.gpus[{i}].{name}");
+            return Err((key, "is of HCAs; a GPU has vendor, device, driver, pci, and its model as name".to_owned()));
+        }
+    }
     for i in 0..config.resources.len() {
         validate_resource(i, &config.resources)?;
     }

@@ -111,6 +111,8 @@ pub struct Remembered {
 pub struct Damping {
     /// The verdict that is published.
     pub published: Option<Verdict>,
+    /// The last state that was published and was not `unknown`.
+    pub known: Option<State>,
     /// A state that was seen and is not published yet.
     pub candidate: Option<Candidate>,
     /// When the state last fell, until it has risen again.
@@ -127,8 +129,11 @@ pub struct Candidate {
     pub state: State,
     /// Finished checks in a row that saw it, or something further on the same side.
     pub checks: u32,
-    /// When it was first seen.
+    /// When it was first seen, for a port's reason or another one.
     pub since: Timestamp,
+    /// Whether it is for a port alone, which has a clock of its own.
+    #[serde(default)]
+    pub port: bool,
 }
 
 /// Health of one device.
@@ -148,6 +153,12 @@ pub struct DeviceMemory {
 }
 
 impl Memory {
+    /// What is remembered but for what earlier checks found.
+    #[must_use]
+    pub fn without_outcomes(&self) -> Self {
+        Self { pairs: BTreeMap::new(), report: None, ..self.clone() }
+    }
+
     /// Notes a change of the published state.
     pub fn note(&mut self, transition: Transition) {
         self.history.push_back(transition);

@@ -1,6 +1,8 @@
 //! How slowly the published state follows what is seen: falls by counts, rises by counts and time,
 //! `unknown` at once.
 
+use std::cmp::Ordering;
+
 use jiff::{SignedDuration, Timestamp};
 
 use crate::{
@@ -16,7 +18,8 @@ pub struct Seen<'a> {
     pub verdict: &'a Verdict,
     /// The findings behind it.
     pub findings: &'a [Finding],
-    /// Whether a check finished, or it was only a look at ports and modules.
+    /// Whether a check finished that saw this itself. A look at ports and modules is none, and an outcome
+    /// that is carried from an earlier check never counts as another one.
     pub full_check: bool,
     /// Now.
     pub now: Timestamp,
@@ -31,11 +34,15 @@ pub fn step(memory: &mut Damping, policy: &Policy, seen: &Seen<'_>) -> Verdict {
         memory.published = Some(first);
         return step(memory, policy, seen);
     };
+    not_in_the_future(memory, seen.now);
     let (from, to) = (published.state, seen.verdict.state);
     let may = from == to || immediate(from, to) || confirmed(memory, policy, seen, from);
     let next = if may {
         if from != to {
             note_change(memory, from, seen);
+        }
+        if to != State::Unknown {
+            memory.known = Some(to);
         }
         // `unknown` in between ends no count.
         if to != State::Unknown {
@@ -64,24 +71,54 @@ fn rank(state: State) -> u8 {
     }
 }
 
-/// A fall leads down, and from `unknown` to anything but `ready`.
-fn is_fall(from: State, to: State) -> bool {
-    if from == State::Unknown { to != State::Ready } else { rank(to) < rank(from) }
+/// Which way a change leads: from `unknown` as seen from what was known before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Down,
+    Up,
+    /// To where it was before it was unknown.
+    Back,
+}
+
+fn way(memory: &Damping, from: State, to: State) -> Way {
+    let before = if from == State::Unknown { memory.known } else { Some(from) };
+    match before.map(|before| rank(to).cmp(&rank(before))) {
+        // Nothing was ever known: anything but `ready` is a fall.
+        None if to != State::Ready => Way::Down,
+        None | Some(Ordering::Greater) => Way::Up,
+        Some(Ordering::Less) => Way::Down,
+        Some(Ordering::Equal) => Way::Back,
+    }
 }
 
 fn confirmed(memory: &mut Damping, policy: &Policy, seen: &Seen<'_>, from: State) -> bool {
     let to = seen.verdict.state;
-    let fall = is_fall(from, to);
-    let same_side = memory.candidate.as_ref().is_some_and(|c| is_fall(from, c.state) == fall);
+    let leads = way(memory, from, to);
+    let port = seen.verdict.reason == Reason::PortDown;
+    let same_side = memory.candidate.as_ref().is_some_and(|c| way(memory, from, c.state) == leads);
     let mut candidate = match memory.candidate.take().filter(|_| same_side) {
+        // A port that goes down has all of its time, whatever was wrong before.
+        Some(candidate) if candidate.port != port => Candidate { state: to, since: seen.now, port, ..candidate },
         Some(candidate) => Candidate { state: to, ..candidate },
-        None => Candidate { state: to, checks: 0, since: seen.now },
+        None => Candidate { state: to, checks: 0, since: seen.now, port },
     };
     candidate.checks += u32::from(seen.full_check);
-    let confirmed =
-        if fall { fall_confirmed(&candidate, policy, seen) } else { rise_confirmed(&candidate, memory, policy, seen) };
+    let confirmed = match leads {
+        Way::Down => fall_confirmed(&candidate, policy, seen),
+        Way::Up => rise_confirmed(&candidate, memory, policy, seen),
+        Way::Back => candidate.checks >= 1,
+    };
     memory.candidate = Some(candidate);
     confirmed
+}
+
+/// A clock that went back must not make a hold of days.
+fn not_in_the_future(memory: &mut Damping, now: Timestamp) {
+    memory.fell_at = memory.fell_at.map(|at| at.min(now));
+    memory.falls.retain(|at| *at <= now);
+    if let Some(candidate) = &mut memory.candidate {
+        candidate.since = candidate.since.min(now);
+    }
 }
 
 /// Two failed checks; one for what cannot pass by itself; time alone for a port.
@@ -106,7 +143,7 @@ fn note_change(memory: &mut Damping, from: State, seen: &Seen<'_>) {
     let to = seen.verdict.state;
     if to == State::Ready {
         memory.fell_at = None;
-    } else if !immediate(from, to) && is_fall(from, to) {
+    } else if !immediate(from, to) && way(memory, from, to) == Way::Down {
         memory.fell_at = Some(seen.now);
         memory.falls.retain(|at| elapsed(*at, seen.now) < SignedDuration::from_hours(1));
         memory.falls.push(seen.now);

@@ -32,7 +32,7 @@ use crate::{
     usage::Spared,
 };
 
-pub use outlook::{Outlook, accept, note_driver};
+pub use outlook::{Outlook, accept, forget_another_driver, note_driver};
 pub use roles::{hcas_to_probe, is_checked, matches_hca};
 pub use state::judge;
 

@@ -122,19 +122,23 @@ fn today(inventory: &Inventory) -> Baseline {
 /// Takes in what a finished check found: of each kind the most that this machine ever had.
 pub(super) fn remember(memory: &mut Memory, inventory: &Inventory) {
     let today = today(inventory);
-    match memory.baseline.as_mut().filter(|baseline| is_same_machine(baseline, inventory)) {
-        Some(baseline) => {
-            baseline.serial = if today.serial.is_empty() { baseline.serial.clone() } else { today.serial };
-            for (then, now) in [(&mut baseline.gpus, today.gpus), (&mut baseline.hcas, today.hcas)] {
-                for (kind, slots) in now {
-                    let known = then.entry(kind).or_default();
-                    if slots.len() >= known.len() {
-                        *known = slots;
-                    }
-                }
+    let Some(baseline) = memory.baseline.as_mut().filter(|baseline| is_same_machine(baseline, inventory)) else {
+        // What was ever ACTIVE in another machine says nothing of this one.
+        if memory.baseline.replace(today).is_some() {
+            memory.seen_active.clone_from(&memory.active_in_boot);
+        }
+        return;
+    };
+    if !today.serial.is_empty() {
+        baseline.serial = today.serial;
+    }
+    for (then, now) in [(&mut baseline.gpus, today.gpus), (&mut baseline.hcas, today.hcas)] {
+        for (kind, slots) in now {
+            let known = then.entry(kind).or_default();
+            if slots.len() >= known.len() {
+                *known = slots;
             }
         }
-        None => memory.baseline = Some(today),
     }
 }
 
@@ -156,6 +160,16 @@ pub fn note_driver(memory: &mut Memory, before: &Inventory, now: &Inventory, at:
     }
     memory.driver = version(now).or(memory.driver.take());
     replaced
+}
+
+/// An earlier process of this boot checked under another driver: what it published is not known any more.
+pub fn forget_another_driver(memory: &mut Memory, inventory: &Inventory) {
+    let now = inventory.nvidia.as_ref().map(|nvidia| &nvidia.version);
+    if now.is_some_and(|now| memory.driver.as_ref().is_some_and(|before| before != now)) {
+        memory.damping = crate::store::Damping::default();
+        memory.report = None;
+        memory.driver = now.cloned();
+    }
 }
 
 /// Takes what is here for all that should be, and forgets which ports were ever ACTIVE.

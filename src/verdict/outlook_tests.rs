@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::{
     accept,
     fixture::{Scene, bare},
-    note_driver,
+    forget_another_driver, note_driver,
 };
 use crate::{
     config::Expect,
@@ -226,4 +226,39 @@ fn another_driver_ends_count_and_hold() {
     scene.inventory.nvidia = Some(NvidiaModule { version: "999.1".into(), open: true });
     note_driver(&mut scene.memory, &gone, &scene.inventory, Timestamp::UNIX_EPOCH);
     assert!(scene.memory.damping.fell_at.is_none());
+}
+
+/// The driver was replaced while no agent ran.
+#[test]
+fn what_was_published_under_another_driver_is_not_known_any_more() {
+    let mut scene = grown();
+    let (before, version) = (scene.inventory.clone(), "570.133.20");
+    note_driver(&mut scene.memory, &before, &before, Timestamp::UNIX_EPOCH);
+    let verdict = scene.assess().verdict;
+    scene.memory.damping.published = Some(verdict);
+    forget_another_driver(&mut scene.memory, &before);
+    assert!(scene.memory.damping.published.is_some(), "{version} it was, and is");
+    scene.inventory.nvidia = None;
+    forget_another_driver(&mut scene.memory, &scene.inventory);
+    assert!(scene.memory.damping.published.is_some(), "it may still be loading");
+    scene.inventory.nvidia = Some(NvidiaModule { version: "999.1".into(), open: true });
+    forget_another_driver(&mut scene.memory, &scene.inventory);
+    assert!(scene.memory.damping.published.is_none());
+}
+
+#[test]
+fn gpus_are_selected_by_what_gpus_have() {
+    use crate::{config::Selector, report::GpuRole};
+    let roles = |selector: Selector| {
+        let mut scene = Scene::new();
+        scene.config.check.select.gpus = vec![selector];
+        let gpus = scene.assess().gpus;
+        gpus.iter().filter(|gpu| gpu.role == GpuRole::Eligible).count()
+    };
+    let pci = "0000:1b:00.0".parse().ok();
+    assert_eq!(roles(Selector { pci, ..Selector::default() }), 1);
+    assert_eq!(roles(Selector { name: Some("*H100*".into()), ..Selector::default() }), 8);
+    assert_eq!(roles(Selector { name: Some("*A100*".into()), ..Selector::default() }), 0);
+    assert_eq!(roles(Selector { device: Some("0x2330".into()), ..Selector::default() }), 8);
+    assert_eq!(roles(Selector { driver: Some("vfio-pci".into()), ..Selector::default() }), 0);
 }

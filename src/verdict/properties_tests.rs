@@ -19,7 +19,7 @@ type Look = (u16, bool, State);
 
 fn looks() -> impl Strategy<Value = Vec<Look>> {
     let states = prop::sample::select(vec![State::Ready, State::Degraded, State::NotReady, State::Unknown]);
-    prop::collection::vec((1..400_u16, any::<bool>(), states), 1..60)
+    prop::collection::vec((1..90_u16, prop::bool::weighted(0.8), states), 1..60)
 }
 
 fn rank(state: State) -> u8 {

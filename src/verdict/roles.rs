@@ -31,7 +31,7 @@ pub(super) fn assign(input: &Input<'_>) -> Roles {
 }
 
 fn gpu_role(gpu: &GpuFacts, input: &Input<'_>) -> GpuRole {
-    if let Some(role) = role_at_a_glance(gpu) {
+    if let Some(role) = role_at_a_glance(gpu, input.config) {
         return role;
     }
     let Some(row) = input.rows.get(&gpu.pci) else { return GpuRole::Eligible };
@@ -66,8 +66,11 @@ pub(super) fn remember(memory: &mut Memory, inventory: &Inventory, gpus: &[Gpu])
 }
 
 /// What sysfs alone says of a GPU that will not be checked.
-fn role_at_a_glance(gpu: &GpuFacts) -> Option<GpuRole> {
-    if gpu.lost {
+fn role_at_a_glance(gpu: &GpuFacts, config: &Config) -> Option<GpuRole> {
+    let selectors = &config.check.select.gpus;
+    if !selectors.is_empty() && !selectors.iter().any(|selector| matches_gpu(selector, gpu)) {
+        Some(GpuRole::Excluded)
+    } else if gpu.lost {
         Some(GpuRole::Lost)
     } else if gpu.bound_to.as_deref() == Some("vfio-pci") {
         Some(GpuRole::PassedThrough)
@@ -78,8 +81,8 @@ fn role_at_a_glance(gpu: &GpuFacts) -> Option<GpuRole> {
 
 /// Whether a child is started for a GPU.
 #[must_use]
-pub fn is_checked(gpu: &GpuFacts) -> bool {
-    role_at_a_glance(gpu).is_none()
+pub fn is_checked(gpu: &GpuFacts, config: &Config) -> bool {
+    role_at_a_glance(gpu, config).is_none()
 }
 
 fn hca_role(hca: &HcaFacts, input: &Input<'_>) -> HcaRole {
@@ -179,6 +182,19 @@ pub fn matches_hca(selector: &Selector, hca: &HcaFacts, rail: Option<bool>) -> b
         && selector.min_rate_gbps.is_none_or(|min| fastest.is_some_and(|r| f64::from(r) >= min))
         && selector.pci.is_none_or(|pci| hca.pci == Some(pci))
         && selector.function.is_none_or(|f| (f == Function::Vf) == hca.vf_of.is_some())
+}
+
+/// Whether a selector takes a GPU, by what a GPU has: a model for its name, driver, ids and place.
+fn matches_gpu(selector: &Selector, gpu: &GpuFacts) -> bool {
+    const NVIDIA: u32 = 0x10de;
+    let id = |want: &Option<String>, have: Option<u32>| {
+        want.as_ref().is_none_or(|w| have.is_some_and(|h| format!("{h:#06x}").eq_ignore_ascii_case(w)))
+    };
+    id(&selector.vendor, Some(NVIDIA))
+        && id(&selector.device, gpu.device)
+        && selector.driver.as_ref().is_none_or(|driver| gpu.bound_to.as_ref() == Some(driver))
+        && selector.name.as_ref().is_none_or(|pattern| gpu.model.as_ref().is_some_and(|model| glob(pattern, model)))
+        && selector.pci.is_none_or(|pci| gpu.pci == pci)
 }
 
 /// `*` and `?`, nothing else.

@@ -29,7 +29,9 @@ pub struct View<'a> {
 #[must_use]
 pub fn judge(view: &View<'_>) -> Verdict {
     let (state, reason) = match state_and_reason(view) {
-        (State::NotReady | State::Degraded, _) if is_settling(view) => (State::Unknown, Reason::DriverNotReady),
+        (State::NotReady | State::Degraded, reason) if is_settling(view, reason) => {
+            (State::Unknown, Reason::DriverNotReady)
+        }
         other => other,
     };
     let message = message(view, state, reason);
@@ -101,14 +103,16 @@ fn is_excused(view: &View<'_>, gpu: &Gpu) -> bool {
 /// Whether what is wrong is no more than a driver that has not finished loading explains, and the
 /// machine has booted, or its driver was unloaded, lately, or a change is under way: an absent driver, module or RDMA device, a fabric manager that is not
 /// up, or a port that was not ACTIVE since boot.
-fn is_settling(view: &View<'_>) -> bool {
+fn is_settling(view: &View<'_>, reason: Reason) -> bool {
     let settle = view.facts.config.policy.settle.signed();
     let since = [view.facts.inventory.booted_at, view.memory.driver_changed_at];
     let lately = since.into_iter().flatten().any(|at| view.now.duration_since(at) < settle)
         || view.node.is_some_and(|node| node.change_under_way.is_some());
     let errors = || view.findings.iter().filter(|f| f.severity == Severity::Error);
+    // No fault, and yet nothing that is known before links and modules had their time.
+    let quiet = matches!(reason, Reason::PortNeverActive | Reason::NotConfigured);
     lately
-        && errors().next().is_some()
+        && (quiet || errors().next().is_some())
         && errors().all(|f| match f.reason {
             Reason::DriverAbsent
             | Reason::UverbsNotLoaded

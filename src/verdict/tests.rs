@@ -560,6 +560,28 @@ mod damping {
         node.sees_reason(-100_000, Look, Degraded, Reason::PortDown, Ready);
     }
 
+    /// A port that drops while something else is on its way down has all of its time.
+    #[test]
+    fn a_port_has_its_own_clock() {
+        let mut node = Node::ready();
+        node.sees(&[(10, Check, Degraded, Ready)]);
+        node.sees_reason(200, Look, Degraded, Reason::PortDown, Ready);
+        node.sees_reason(259, Look, Degraded, Reason::PortDown, Ready);
+        node.sees_reason(260, Look, Degraded, Reason::PortDown, Degraded);
+    }
+
+    /// From a level to `unknown` and to a higher one is a rise, to the same no change.
+    #[test]
+    fn unknown_forgets_no_level() {
+        let down = || {
+            let mut node = Node::ready();
+            node.sees(&[(10, Check, NotReady, Ready), (20, Check, NotReady, NotReady), (30, Check, Unknown, Unknown)]);
+            node
+        };
+        down().sees(&[(40, Check, Degraded, Unknown), (50, Check, Degraded, Unknown), (60, Check, Degraded, Unknown)]);
+        down().sees(&[(40, Check, NotReady, NotReady)]);
+    }
+
     #[test]
     fn the_policy_sets_the_numbers() {
         let mut node = Node::ready();
