@@ -12,7 +12,7 @@ use std::{
 use jiff::Timestamp;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -122,7 +122,7 @@ impl Agent {
         let (requests_in, requests) = mpsc::channel(4);
         let pending = Pending { context: &context, inventory: &inventory, memory: &memory };
         let (tell, state) = watch::channel(Arc::new(pending.published()));
-        let agent = Self {
+        let mut agent = Self {
             run_dir: run_dir.to_owned(),
             metrics: Arc::clone(&metrics),
             checked_in_boot: memory.damping.published.is_some(),
@@ -143,6 +143,8 @@ impl Agent {
             view: watch::channel(None),
             context,
         };
+        // What is known is told before anybody asks.
+        agent.tell_all(false);
         agent.spawn_others(&state, requests_in)?;
         agent.serve_resources(&state, end, resources);
         Ok(agent)
@@ -174,6 +176,8 @@ impl Agent {
         let config = Arc::new(self.context.config.clone());
         let dev_root = self.context.roots.dev.clone();
         tokio::spawn(kubelet::keep_specs(Arc::clone(&config), state.clone(), dev_root));
+        tokio::spawn(kubelet::say_what_is_empty(Arc::clone(&config), state.clone()));
+        let looks = Arc::new(Semaphore::new(kubelet::LOOKS));
         let changes = kubelet::watch_folder(config.kubelet.device_plugins.clone());
         for resource in &config.resources {
             resources.spawn(kubelet::supervise(Supervised {
@@ -181,6 +185,7 @@ impl Agent {
                 config: Arc::clone(&config),
                 folder: config.kubelet.device_plugins.clone(),
                 changes: changes.clone(),
+                looks: Arc::clone(&looks),
                 state: state.clone(),
                 machine: Arc::clone(&self.context.machine),
                 metrics: Arc::clone(&self.metrics),
@@ -216,7 +221,6 @@ impl Agent {
         let mut looks = interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut running: Option<Running> = None;
-        self.tell_all(false);
         loop {
             let due = self.next_check.filter(|_| running.is_none() && self.may_check());
             tokio::select! {

@@ -142,16 +142,17 @@ impl HcaFacts {
 }
 
 impl HcaFacts {
-    /// The one with this key, by the links of sysfs; what is not asked for is not read.
+    /// The same HCA by the links of sysfs, with the name and the device nodes that it has now; everything else
+    /// as it is known, because a device that does not answer would block.
     #[must_use]
-    pub fn find(roots: &Roots, key: &str) -> Option<Self> {
+    pub fn as_now(&self, roots: &Roots) -> Option<Self> {
         let class = roots.sysfs.join("class/infiniband");
-        let pci: Option<PciAddress> = key.parse().ok();
-        let is_it = |name: &String| match pci {
+        let is_it = |name: &String| match self.pci {
             Some(pci) => link_name(&class.join(name).join("device")).is_some_and(|at| at.parse() == Ok(pci)),
-            None => name == key,
+            None => *name == self.name,
         };
-        list_dir(&class).into_iter().find(is_it).map(|name| read(roots, &class, name))
+        let name = list_dir(&class).into_iter().find(is_it)?;
+        Some(Self { node: device_node(roots, &class.join(&name)), mad: mad_nodes(roots, &name), name, ..self.clone() })
     }
 
     /// Which entry of a port's GID table RoCE goes by: of version 2 by its type, never index 0 by

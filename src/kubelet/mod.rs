@@ -22,6 +22,7 @@ pub(crate) mod v1beta1 {
 
 pub use devices::Device;
 pub use folder::watch_folder;
-pub use specs::keep_specs;
+pub use server::LOOKS;
+pub use specs::{keep_specs, say_what_is_empty};
 pub(crate) use supervisor::dial;
 pub use supervisor::{Supervised, supervise};

@@ -39,18 +39,21 @@ impl Retry {
         }
     }
 
-    /// Waits before the next try; not longer than until there is another kubelet.
-    pub(super) async fn wait(&mut self, folder: &Path, changes: &mut watch::Receiver<u64>) {
+    /// Waits before the next try; not longer than until there is another kubelet than the one that was tried.
+    pub(super) async fn wait(&mut self, folder: &Path, changes: &mut watch::Receiver<u64>, tried: Option<&Identity>) {
         let since = *self.since.get_or_insert_with(Instant::now);
         if since.elapsed() > EAGER {
             self.pause = (self.pause * 2).min(SLOWEST);
         }
-        let before = Identity::of(&kubelet(folder));
         let until = Instant::now() + self.pause;
-        while let Ok(Ok(())) = timeout_at(until, changes.changed()).await {
-            if Identity::of(&kubelet(folder)) != before {
+        loop {
+            let now = Identity::of(&kubelet(folder));
+            if now.is_some() && now.as_ref() != tried {
                 self.since = None;
                 self.pause = PACE;
+                return;
+            }
+            if !matches!(timeout_at(until, changes.changed()).await, Ok(Ok(()))) {
                 return;
             }
         }
@@ -68,7 +71,7 @@ mod tests {
         let start = Instant::now();
         let mut tries = Vec::new();
         for _ in 0..125 {
-            retry.wait(Path::new("/nowhere"), &mut receiver).await;
+            retry.wait(Path::new("/nowhere"), &mut receiver, None).await;
             tries.push(start.elapsed());
         }
         let eager = tries.iter().filter(|at| **at <= EAGER).count();
@@ -92,7 +95,7 @@ mod tests {
             changes.send_modify(|n| *n += 1);
         };
         let start = Instant::now();
-        tokio::join!(retry.wait(dir.path(), &mut receiver), comes);
+        tokio::join!(retry.wait(dir.path(), &mut receiver, None), comes);
         assert!(start.elapsed() < Duration::from_secs(15));
         assert_eq!(retry.pause, PACE, "eager again");
     }

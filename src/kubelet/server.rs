@@ -53,41 +53,41 @@ pub(super) fn offers<'a>(resource: &Resource, config: &Config, state: &'a Publis
 }
 
 /// How many streams there are, and were.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Streams {
-    /// That are open.
-    pub(super) open: usize,
-    /// That were ever opened: which of them a registration brought.
+    /// Those that are open, by their number.
+    pub(super) open: BTreeSet<u64>,
+    /// How many were ever opened, which is the last one's number.
     pub(super) opened: u64,
 }
 
 /// Counts a stream as open for as long as it lives.
-struct OpenStream(Arc<watch::Sender<Streams>>);
+struct OpenStream(Arc<watch::Sender<Streams>>, u64);
 
 impl OpenStream {
     fn new(count: &Arc<watch::Sender<Streams>>) -> Self {
+        let mut number = 0;
         count.send_modify(|streams| {
-            streams.open += 1;
             streams.opened += 1;
+            number = streams.opened;
+            streams.open.insert(number);
         });
-        Self(Arc::clone(count))
+        Self(Arc::clone(count), number)
     }
 }
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.0.send_modify(|streams| streams.open -= 1);
+        self.0.send_modify(|streams| {
+            streams.open.remove(&self.1);
+        });
     }
 }
 
 /// A driver can block a look at sysfs for as long as it likes: more than these are never stuck.
-const LOOKS: usize = 4;
+pub const LOOKS: usize = 4;
 
 impl Plugin {
-    pub(super) fn looks() -> Arc<Semaphore> {
-        Arc::new(Semaphore::new(LOOKS))
-    }
-
     /// Looks at the machine, on a thread that may never come back.
     async fn look<T: Send + 'static>(
         &self,
@@ -110,8 +110,9 @@ impl Plugin {
         let all = self.config.cdi.enabled;
         let asked =
             |offer: &&Offer<'_>| all || request.container_requests.iter().any(|c| c.devices_ids.contains(&offer.id));
-        let keys: Vec<String> = offers.iter().filter(asked).map(|offer| offer.device.id.clone()).collect();
-        let hcas = self.look(move |machine| keys.iter().filter_map(|key| machine.hca(key)).collect::<Vec<_>>()).await?;
+        let known: Vec<_> = offers.iter().filter(asked).map(|offer| offer.device.hca.clone()).collect();
+        let hcas =
+            self.look(move |machine| known.iter().filter_map(|hca| machine.hca(hca)).collect::<Vec<_>>()).await?;
         let pairs = self.resource.kind == ResourceKind::Pair && !state.report.simulated;
         let gpus_by_cdi = if pairs { cdi::nvidia_gpus(&self.config.driver.root) } else { BTreeSet::new() };
         let mut situation = Situation {

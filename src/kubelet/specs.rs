@@ -39,6 +39,18 @@ pub async fn keep_specs(config: Arc<Config>, mut state: watch::Receiver<Arc<Publ
     }
 }
 
+/// Says once, after the first check, which resources have nothing on this node.
+pub async fn say_what_is_empty(config: Arc<Config>, mut state: watch::Receiver<Arc<Published>>) {
+    if state.wait_for(|state| state.checked).await.is_err() {
+        return;
+    }
+    let state = Arc::clone(&state.borrow());
+    for resource in config.resources.iter().filter(|resource| offers(resource, &config, &state).is_empty()) {
+        let select = serde_json::to_string(&resource.select).unwrap_or_default();
+        tracing::info!(resource = %resource.name, select, "no HCA of this node is in this resource");
+    }
+}
+
 fn write(resource: &Resource, config: &Config, state: &Published, dev_root: &Path) -> std::io::Result<()> {
     let hcas: Vec<_> = state.devices.iter().map(|device| device.hca.clone()).collect();
     let situation = Situation {

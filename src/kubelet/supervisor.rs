@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{
     net::UnixListener,
-    sync::watch,
+    sync::{Semaphore, watch},
     task::JoinHandle,
     time::{Instant, timeout, timeout_at},
 };
@@ -42,6 +42,9 @@ use crate::{
 const REGISTER_DEADLINE: Duration = Duration::from_secs(15);
 /// After Register the stream must open; and a stream that outlives its kubelet's socket must end.
 const STREAM_DEADLINE: Duration = Duration::from_secs(3);
+/// A stream that ends sooner counts as a try that failed: a kubelet that closes each one is not to be
+/// registered with as fast as it can answer.
+const STEADY: Duration = Duration::from_secs(2);
 
 /// What a supervisor needs.
 #[derive(Clone)]
@@ -64,6 +67,8 @@ pub struct Supervised {
     pub run_dir: PathBuf,
     /// Where device nodes are.
     pub dev_root: PathBuf,
+    /// Looks at the hardware that may be under way at once, of all resources.
+    pub looks: Arc<Semaphore>,
     /// Ends everything.
     pub end: CancellationToken,
 }
@@ -86,7 +91,8 @@ async fn live(mut supervised: Supervised) {
             Err(error) => {
                 let (resource, folder) = (&supervised.resource.name, supervised.folder.display());
                 retry.warn(&format!("can't serve {resource} in {folder}: {error}"));
-                retry.wait(&supervised.folder, &mut supervised.changes).await;
+                let kubelet = Identity::of(&socket::kubelet(&supervised.folder));
+                retry.wait(&supervised.folder, &mut supervised.changes, kubelet.as_ref()).await;
             }
         }
     }
@@ -96,8 +102,8 @@ async fn live(mut supervised: Supervised) {
 enum Unregistered {
     /// Our socket is gone: the kubelet that starts has deleted it, maybe while we registered.
     SocketGone,
-    /// The kubelet can't be reached, or says no.
-    Refused(io::Error),
+    /// This kubelet can't be reached, or says no.
+    Refused(Identity, io::Error),
     /// It said yes, and opened no stream.
     Silent,
 }
@@ -137,7 +143,7 @@ impl Serving {
             run_dir: supervised.run_dir.clone(),
             dev_root: supervised.dev_root.clone(),
             streams: Arc::new(streams),
-            looks: Plugin::looks(),
+            looks: Arc::clone(&supervised.looks),
             end: end.clone(),
         };
         let server = Server::builder().add_service(DevicePluginServer::new(plugin));
@@ -169,12 +175,17 @@ impl Serving {
         let resource = supervised.resource.name.clone();
         loop {
             match self.register(supervised).await {
-                Ok(kubelet) => {
+                Ok((kubelet, stream)) => {
                     tracing::info!(%resource, "registered with the kubelet, and its stream is open");
                     supervised.metrics.stream(&resource, true);
-                    retry.reset();
-                    self.while_streaming(supervised, kubelet).await;
-                    supervised.metrics.stream(&resource, self.streams.borrow().open > 0);
+                    let since = Instant::now();
+                    self.while_streaming(supervised, &kubelet, stream).await;
+                    supervised.metrics.stream(&resource, false);
+                    if since.elapsed() >= STEADY {
+                        retry.reset();
+                    } else {
+                        retry.wait(&supervised.folder, &mut supervised.changes, Some(&kubelet)).await;
+                    }
                 }
                 Err(Unregistered::SocketGone) => {
                     tracing::info!(%resource, "our socket is gone; serving on a new one");
@@ -183,17 +194,17 @@ impl Serving {
                 Err(Unregistered::Silent) => {
                     retry.warn(&format!("the kubelet took the registration of {resource} and opened no stream"));
                 }
-                Err(Unregistered::Refused(error)) => {
+                Err(Unregistered::Refused(kubelet, error)) => {
                     retry.warn(&format!("can't register {resource} with the kubelet: {error}"));
-                    retry.wait(&supervised.folder, &mut supervised.changes).await;
+                    retry.wait(&supervised.folder, &mut supervised.changes, Some(&kubelet)).await;
                 }
             }
         }
     }
 
-    /// Register, and a stream that opens because of it; answers whose it is. Nothing is tried while there is
-    /// no kubelet.
-    async fn register(&mut self, supervised: &mut Supervised) -> Result<Option<Identity>, Unregistered> {
+    /// Register, and a stream that opens because of it; answers whose it is, and which. Nothing is tried while
+    /// there is no kubelet.
+    async fn register(&mut self, supervised: &mut Supervised) -> Result<(Identity, u64), Unregistered> {
         let path = socket::kubelet(&supervised.folder);
         let kubelet = loop {
             supervised.changes.mark_unchanged();
@@ -218,14 +229,19 @@ impl Serving {
         tokio::select! {
             asked = asked => match asked {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(Unregistered::Refused(error)),
-                Err(_) => return Err(Unregistered::Refused(io::ErrorKind::TimedOut.into())),
+                Ok(Err(error)) => return Err(Unregistered::Refused(kubelet, error)),
+                Err(_) => return Err(Unregistered::Refused(kubelet, io::ErrorKind::TimedOut.into())),
             },
             () = self.lost(&mut supervised.changes) => return Err(Unregistered::SocketGone),
         }
-        match timeout(STREAM_DEADLINE, self.streams.wait_for(|streams| streams.opened > before)).await {
-            Ok(Ok(_)) => Ok(Some(kubelet)),
-            _ => Err(Unregistered::Silent),
+        let mut streams = self.streams.clone();
+        let opens = timeout(STREAM_DEADLINE, streams.wait_for(|streams| streams.opened > before));
+        tokio::select! {
+            opened = opens => match opened {
+                Ok(Ok(streams)) => Ok((kubelet, streams.opened)),
+                _ => Err(Unregistered::Silent),
+            },
+            () = self.lost(&mut supervised.changes) => Err(Unregistered::SocketGone),
         }
     }
 
@@ -236,13 +252,13 @@ impl Serving {
 
     /// An open stream carries health whatever happens to files. But a kubelet whose own socket was replaced
     /// is another one, as a rule, and the stream that is still open is nobody's: it gets a moment to end.
-    async fn while_streaming(&mut self, supervised: &mut Supervised, kubelet: Option<Identity>) {
+    async fn while_streaming(&mut self, supervised: &mut Supervised, kubelet: &Identity, stream: u64) {
         let resource = &supervised.resource.name;
         let path = socket::kubelet(&supervised.folder);
         let mut told = false;
         loop {
             tokio::select! {
-                ended = self.streams.wait_for(|streams| streams.open == 0) => {
+                ended = self.streams.wait_for(|streams| !streams.open.contains(&stream)) => {
                     drop(ended);
                     tracing::info!(%resource, "the kubelet's stream ended");
                     return;
@@ -252,11 +268,10 @@ impl Serving {
             if !self.is_ours() && !std::mem::replace(&mut told, true) {
                 tracing::warn!(%resource, "our socket is gone; the open stream goes on");
             }
-            let now = Identity::of(&path);
-            if now.is_some() && now != kubelet {
+            if Identity::of(&path).is_some_and(|now| now != *kubelet) {
                 let end = Instant::now() + STREAM_DEADLINE;
-                let ended = timeout_at(end, self.streams.wait_for(|streams| streams.open == 0)).await.is_ok();
-                if !ended {
+                let ended = self.streams.wait_for(|streams| !streams.open.contains(&stream));
+                if timeout_at(end, ended).await.is_err() {
                     tracing::warn!(%resource, "there is another kubelet, and the old one's stream is still open");
                 }
                 return;

@@ -43,8 +43,8 @@ pub struct Task {
 pub trait Machine: Send + Sync {
     /// What is here; looks, and touches nothing.
     fn inventory(&self) -> Inventory;
-    /// One HCA as it is now, by its key; looks at nothing else.
-    fn hca(&self, key: &str) -> Option<HcaFacts>;
+    /// An HCA with its name and its device nodes as they are now; asks no device anything.
+    fn hca(&self, known: &HcaFacts) -> Option<HcaFacts>;
     /// Whether anything that matters may have changed; much cheaper than another inventory.
     fn changed_since(&self, last: &Inventory) -> bool;
     /// Does it work; touches the devices, in a child.
@@ -92,8 +92,8 @@ impl Machine for RealMachine {
         Inventory::read(&self.roots).with_file(self.topology.as_ref())
     }
 
-    fn hca(&self, key: &str) -> Option<HcaFacts> {
-        HcaFacts::find(&self.roots, key)
+    fn hca(&self, known: &HcaFacts) -> Option<HcaFacts> {
+        known.as_now(&self.roots)
     }
 
     fn changed_since(&self, last: &Inventory) -> bool {

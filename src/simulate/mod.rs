@@ -83,8 +83,8 @@ impl Machine for SimulatedMachine {
         self.shown(&self.profile())
     }
 
-    fn hca(&self, key: &str) -> Option<HcaFacts> {
-        self.inventory().hcas.into_iter().find(|hca| hca.key() == key)
+    fn hca(&self, known: &HcaFacts) -> Option<HcaFacts> {
+        self.inventory().hcas.into_iter().find(|hca| hca.key() == known.key())
     }
 
     fn changed_since(&self, last: &Inventory) -> bool {

@@ -197,6 +197,46 @@ fn times() {
     }
 }
 
+/// A kubelet that closes each stream is not registered with as fast as it can answer.
+#[test]
+fn streams_that_end_at_once_are_no_storm() {
+    let agent = Agent::running("");
+    let kubelet = with_kubelet(&agent);
+    let end = Instant::now() + Duration::from_secs(6);
+    while Instant::now() < end {
+        kubelet.cut(HCA);
+        sleep(Duration::from_millis(1));
+    }
+    let asked = kubelet.seen().requests.len();
+    assert!(asked < 200, "{asked} registrations in 6 s");
+    kubelet.offers(HCA, 8);
+}
+
+/// The new kubelet's stream counts, whatever becomes of the old one's.
+#[test]
+fn a_cut_after_a_replacement_is_noticed() {
+    let agent = Agent::running("");
+    let old = with_kubelet(&agent);
+    let next = Kubelet::beside(&agent.folder(), Mood::Fair, false);
+    next.offers(HCA, 8);
+    sleep(Duration::from_secs(2));
+    next.cut(HCA);
+    next.offers(HCA, 0);
+    next.offers(HCA, 8);
+    assert_eq!(old.allocatable(HCA), 8, "nobody closed it");
+}
+
+#[test]
+fn a_resource_with_nothing_in_it_is_said() {
+    let agent = Agent::running("resources: [ { name: a.io/none, select: [ { name: none } ] } ]");
+    let deadline = Instant::now() + LATEST;
+    while !agent.log().contains("no HCA of this node is in this resource") {
+        assert!(Instant::now() < deadline, "{}", agent.log());
+        sleep(Duration::from_millis(20));
+    }
+    assert!(agent.log().contains("a.io/none"));
+}
+
 /// The second waits for the first one's end, and then refuses by its name.
 #[test]
 fn a_second_agent_waits_and_then_names_the_first() {

@@ -277,6 +277,7 @@ fn p24_p25_the_first_message_is_what_is_known_of_this_boot() {
     agent.start();
     kubelet.offers(HCA, 8);
     let messages = kubelet.messages(HCA);
+    assert!(messages.iter().all(|message| message.devices.len() == 8), "never an empty list");
     let healthy = |n: usize| messages[n].devices.iter().filter(|device| device.health == "Healthy").count();
     assert_eq!((healthy(messages.len() - 1), messages.last().unwrap().devices.len()), (8, 8));
     assert!(agent.sockets().len() == 1, "the killed one's socket is gone: {:?}", agent.sockets());
