@@ -1,5 +1,8 @@
 //! `gdr-agent run`: checks at start, on a timer and on a change; looks every second; tells.
 
+mod downstream;
+mod tell;
+
 use std::{
     collections::BTreeMap,
     future::Future,
@@ -12,7 +15,7 @@ use std::{
 use jiff::Timestamp;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::{Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -27,15 +30,12 @@ use super::{
 };
 use crate::{
     cli::Context,
-    config::{Interval, Loopback, Publish, PublishMode},
-    hardware::{HcaFacts, Inventory, Roots},
-    kubelet::{self, Device, Supervised},
-    node,
-    report::{Hca, HcaRole, NodeView},
-    store::{Memory, Transition},
-    telemetry::{http, metrics::Metrics},
-    usage::also_in,
-    verdict::{self, Assessment, Input, Stamp, damping, devices},
+    config::{Interval, Loopback},
+    hardware::{HcaFacts, Inventory},
+    report::{Hca, NodeView},
+    store::Memory,
+    telemetry::metrics::Metrics,
+    verdict::{self, devices},
 };
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -148,73 +148,6 @@ impl Agent {
         agent.spawn_others(&state, requests_in)?;
         agent.serve_resources(&state, end, resources);
         Ok(agent)
-    }
-
-    /// Everybody downstream, each in a task of its own.
-    fn spawn_others(
-        &self,
-        state: &watch::Receiver<Arc<Published>>,
-        requests: mpsc::Sender<Request>,
-    ) -> Result<(), RunError> {
-        let config = &self.context.config;
-        let listener =
-            socket::bind(&self.run_dir).map_err(io_error(format!("can't listen in {}", self.run_dir.display())))?;
-        tokio::spawn(socket::serve(listener, state.clone(), requests));
-        if let Some(listen) = &config.http.listen {
-            tokio::spawn(http::serve(listen.clone(), state.clone(), Arc::clone(&self.metrics)));
-        }
-        self.publish(&config.publish, state);
-        Ok(())
-    }
-
-    fn serve_resources(
-        &self,
-        state: &watch::Receiver<Arc<Published>>,
-        end: &CancellationToken,
-        resources: &TaskTracker,
-    ) {
-        let config = Arc::new(self.context.config.clone());
-        let dev_root = self.context.roots.dev.clone();
-        tokio::spawn(kubelet::keep_specs(Arc::clone(&config), state.clone(), dev_root));
-        tokio::spawn(kubelet::say_what_is_empty(Arc::clone(&config), state.clone()));
-        let looks = Arc::new(Semaphore::new(kubelet::LOOKS));
-        let changes = kubelet::watch_folder(config.kubelet.device_plugins.clone());
-        for resource in &config.resources {
-            resources.spawn(kubelet::supervise(Supervised {
-                resource: resource.clone(),
-                config: Arc::clone(&config),
-                folder: config.kubelet.device_plugins.clone(),
-                changes: changes.clone(),
-                looks: Arc::clone(&looks),
-                state: state.clone(),
-                machine: Arc::clone(&self.context.machine),
-                metrics: Arc::clone(&self.metrics),
-                run_dir: self.run_dir.clone(),
-                dev_root: self.context.roots.dev.clone(),
-                end: end.clone(),
-            }));
-        }
-    }
-
-    fn publish(&self, config: &Publish, state: &watch::Receiver<Arc<Published>>) {
-        if config.dry_run || config.mode == PublishMode::None {
-            return;
-        }
-        if self.context.machine.simulated() && has_hardware() {
-            tracing::error!("this node has NVIDIA or RDMA hardware: a simulation does not publish here");
-            return;
-        }
-        let (config, state, metrics) = (config.clone(), state.clone(), Arc::clone(&self.metrics));
-        match config.mode {
-            PublishMode::Node => {
-                let (name, view) = (self.context.node.clone(), self.view.0.clone());
-                tokio::spawn(node::publish(node::Publisher { name, config, state, view, metrics }));
-            }
-            PublishMode::Nfd => {
-                tokio::spawn(node::write_features(config, state, metrics));
-            }
-            PublishMode::None => {}
-        }
     }
 
     async fn live(mut self) {
@@ -371,136 +304,4 @@ impl Agent {
             self.last_triggered = Some(earliest);
         }
     }
-
-    /// Assesses what is known, damps it, and tells everybody when something differs.
-    fn tell_all(&mut self, full_check: bool) {
-        let now = Timestamp::now();
-        let context = Arc::clone(&self.context);
-        let config = &context.config;
-        let known = self.checked_here || !self.checked_in_boot;
-        let assessment = self.assess(now);
-        if full_check {
-            verdict::remember(&mut self.memory, &self.inventory, &assessment, now);
-        }
-        self.take_devices(&assessment, full_check);
-        let old = self.tell.borrow().report.verdict.clone();
-        let counts = full_check && self.saw_itself(&assessment, now);
-        let (verdict, findings) = (&assessment.verdict, &assessment.findings);
-        let seen = damping::Seen { verdict, findings, full_check: counts, now };
-        // Before this process has checked, an earlier one's verdict of this boot stands.
-        let verdict = if known { damping::step(&mut self.memory.damping, &config.policy, &seen) } else { old.clone() };
-        if (old.state, old.reason) != (verdict.state, verdict.reason) {
-            tracing::info!(from = %old.state, to = %verdict.state, reason = %verdict.reason, message = %verdict.message, "the node's state has changed");
-            self.metrics.transition(old.state, verdict.state);
-            let (reason, message) = (verdict.reason, verdict.message.clone());
-            self.memory.note(Transition { at: now, from: old.state, to: verdict.state, reason, message });
-        }
-        let stale = !known && self.memory.report.is_some();
-        let mut report = assessment.into_report(
-            &self.inventory,
-            &Stamp {
-                node: &self.context.node,
-                simulated: self.context.machine.simulated(),
-                started_at: self.started_at,
-                duration_ms: u64::try_from(self.checked.took.as_millis()).unwrap_or(u64::MAX),
-            },
-        );
-        if stale && let Some(stored) = self.memory.report.clone() {
-            report = stored;
-        }
-        report.verdict = verdict;
-        report.valid_until = pace::valid_until(&config.check.interval, now);
-        let published = Published {
-            devices: self.devices(),
-            listed: self.checked.surroundings.listed.clone(),
-            history: self.memory.history.iter().cloned().collect(),
-            checked: self.checked_in_boot,
-            report: Arc::new(report),
-        };
-        let differs = !same(&self.tell.borrow(), &published);
-        if differs || full_check {
-            self.metrics.report(&published, self.context.machine.stuck());
-            // Who asks gets the check that has just ended; who waits for a change is not woken by
-            // none, and does not wait for a disk.
-            let published = Arc::new(published);
-            self.tell.send_if_modified(|told| {
-                *told = Arc::clone(&published);
-                differs
-            });
-            write_report(&self.run_dir, &published.report);
-            self.memory.report = Some(published.report.as_ref().clone());
-            self.save();
-        }
-    }
-
-    /// Whether a check comes to the same without what is carried from earlier ones.
-    fn saw_itself(&self, assessment: &Assessment, now: Timestamp) -> bool {
-        self.assess_with(&self.memory.without_outcomes(), now).verdict.state == assessment.verdict.state
-    }
-
-    fn assess(&self, now: Timestamp) -> Assessment {
-        self.assess_with(&self.memory, now)
-    }
-
-    fn assess_with(&self, memory: &Memory, now: Timestamp) -> Assessment {
-        verdict::assess(&Input {
-            inventory: &self.inventory,
-            surroundings: &self.checked.surroundings,
-            rows: &self.checked.rows,
-            memory,
-            config: &self.context.config,
-            node: self.view.1.borrow().as_ref(),
-            checked: self.checked_in_boot,
-            now,
-        })
-    }
-
-    fn save(&self) {
-        if let Err(error) = self.context.store.save(&self.memory) {
-            tracing::warn!(%error, "can't write the store; a restart would begin without memory");
-        }
-    }
-
-    /// Keeps each device's health in memory; a new one begins unhealthy until a check ends.
-    fn take_devices(&mut self, assessment: &Assessment, full_check: bool) {
-        for (facts, hca) in self.inventory.hcas.iter().zip(&assessment.hcas) {
-            if !matches!(hca.role, HcaRole::Eligible | HcaRole::Away) {
-                continue;
-            }
-            self.known.insert(facts.key(), (facts.clone(), hca.rail));
-            let fresh = !self.memory.devices.contains_key(&facts.key());
-            let memory = self.memory.devices.entry(facts.key()).or_default();
-            if fresh {
-                memory.port = facts.usable();
-            }
-            if full_check {
-                let each: Vec<_> = assessment.pairs.iter().filter(|p| p.hca == hca.name).map(|p| p.good).collect();
-                let good = if each.contains(&Some(true)) {
-                    Some(true)
-                } else {
-                    each.iter().all(|g| *g == Some(false)).then_some(false)
-                };
-                devices::checked(memory, good, &self.context.config.policy.damping);
-            }
-        }
-    }
-
-    fn devices(&self) -> Vec<Device> {
-        let listed = self.checked.surroundings.listed.as_deref().unwrap_or_default();
-        self.memory
-            .devices
-            .iter()
-            .filter_map(|(id, memory)| {
-                let (hca, rail) = self.known.get(id)?.clone();
-                let here = self.inventory.hcas.iter().any(|h| h.key() == *id);
-                let also_in = also_in(&hca, listed, &self.context.config.resources).map(str::to_owned);
-                Some(Device { id: id.clone(), hca, rail, healthy: here && devices::healthy(memory), also_in })
-            })
-            .collect()
-    }
-}
-
-fn has_hardware() -> bool {
-    let real = Inventory::read(&Roots::default());
-    !real.gpus.is_empty() || real.has_rdma_hardware()
 }
