@@ -52,7 +52,11 @@ fn state(text: &str) -> Result<State, String> {
 pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
     let config = config::load(global.config.as_deref(), std::env::vars())?;
     let asked = runtime()?.block_on(node::fleet(&config.publish, arguments.selector.as_deref()));
-    let mut fleet = asked.map_err(|error| CliError::Unknown(error.to_string()))?;
+    let mut fleet = asked.map_err(|error| {
+        CliError::Unknown(format!(
+            "{error}; it needs what kubectl needs: KUBECONFIG or ~/.kube/config, and the right to list nodes"
+        ))
+    })?;
     if arguments.outliers {
         return show_outliers(&fleet, arguments.output);
     }
