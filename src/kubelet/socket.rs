@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 /// Which file it is: an inode alone is used again.
@@ -25,10 +26,11 @@ pub(super) fn kubelet(folder: &Path) -> PathBuf {
 }
 
 /// Unique for each bind: kubelets before 1.36 know a plugin by its resource's name alone, newer ones
-/// by its socket's path too.
+/// by its socket's path too. In a pod the process has the same number after each restart: the time tells.
 pub(super) fn name(resource: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("{}{}-{}.sock", prefix(resource), std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    format!("{}{now:x}-{}.sock", prefix(resource), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Short: a socket's path has 107 bytes at most (unix(7)).
