@@ -67,6 +67,12 @@ const BAD: &[(&str, &str, &str)] = &[
     ("resources: [ { select: [ { minRateGbps: -1 } ] } ]", "resources[0].select[0].minRateGbps", "like 200"),
     ("policy: { expect: [ { gpus: 5000 } ] }", "policy.expect[0].gpus", "1024"),
     // Names and places.
+    (
+        "publish: { prefix: a-name-that-is-far-longer-than.the-name-of-a-label-without-a-prefix-may-be }",
+        "publish.prefix",
+        "63 characters",
+    ),
+    ("publish: { prefix: node.kubernetes.io }", "publish.prefix", "kubernetes.io"),
     ("publish: { prefix: Bad_Prefix }", "publish.prefix", "lower-case"),
     ("resources: [ { name: hca } ]", "resources[0].name", "domain/name"),
     ("resources: [ { name: kubernetes.io/hca } ]", "resources[0].name", "kubernetes.io"),
@@ -142,4 +148,17 @@ fn the_environment_is_named_when_it_is_at_fault() {
     command.env("GDR_AGENT_CHECK_PARALLELISM", "0");
     let ran = support::Ran::of(command).exits(64);
     assert!(ran.err.contains("GDR_AGENT_CHECK_PARALLELISM") && ran.err.contains("check.parallelism"), "{}", ran.err);
+}
+
+/// A variable takes nobody's mistake away, and makes none worse.
+#[test]
+fn the_environment_hides_nothing_that_is_wrong_in_the_file() {
+    let home = Home::new();
+    for (text, hint) in [("- a\n".to_owned(), "expected struct"), (format!("{HEAD}check: fast\n"), " check:")] {
+        home.file("config.yaml", &text);
+        let mut command = home.agent(&["check", "--simulate", "hgx-h100"]);
+        command.env("GDR_AGENT_CHECK_INTERVAL", "1m");
+        let ran = support::Ran::of(command).exits(64);
+        assert!(ran.err.contains("config.yaml") && ran.err.contains(hint), "{text:?}: {}", ran.err);
+    }
 }

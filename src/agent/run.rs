@@ -69,6 +69,13 @@ pub async fn run(context: Context, run_dir: PathBuf) -> Result<(), RunError> {
 
 type Running = Pin<Box<dyn Future<Output = (Arc<Inventory>, Checked, Timestamp)> + Send>>;
 
+/// Whether the Node wanted checks at the last look.
+#[derive(Clone, Copy, PartialEq)]
+enum Pace {
+    Awake,
+    Resting,
+}
+
 struct Agent {
     context: Arc<Context>,
     run_dir: PathBuf,
@@ -89,6 +96,7 @@ struct Agent {
     last_triggered: Option<Instant>,
     /// The next check is one that a change asked for.
     triggered: bool,
+    pace: Pace,
     unconfirmed: usize,
     sight: Sight,
     /// What the Node says; its sender stays here where nobody publishes.
@@ -138,6 +146,7 @@ impl Agent {
             next_check: (context.config.check.interval != Interval::Never).then(Instant::now),
             last_triggered: None,
             triggered: false,
+            pace: Pace::Awake,
             unconfirmed: 0,
             sight,
             view: watch::channel(None),
@@ -175,10 +184,23 @@ impl Agent {
     /// Who asks is always answered. A paused node is left alone, and while what is checked is about to change
     /// only what has changed is looked at.
     fn may_check(&self) -> bool {
+        !self.waiting.is_empty() || !self.is_resting(self.triggered)
+    }
+
+    fn is_resting(&self, triggered: bool) -> bool {
         let view = self.view.1.borrow();
         let paused = |node: &NodeView| node.paused_until.is_some_and(|until| Timestamp::now() < until);
-        let rests = |node: &NodeView| paused(node) || node.change_under_way.is_some() && !self.triggered;
-        !self.waiting.is_empty() || !view.as_ref().is_some_and(rests)
+        view.as_ref().is_some_and(|node| paused(node) || node.change_under_way.is_some() && !triggered)
+    }
+
+    /// The end of a rest is a check at once: what is published meanwhile is that nothing is known.
+    fn wake(&mut self) {
+        let pace = if self.is_resting(false) { Pace::Resting } else { Pace::Awake };
+        let woke = (self.pace, pace) == (Pace::Resting, Pace::Awake);
+        if woke && self.context.config.check.interval != Interval::Never {
+            self.next_check = Some(Instant::now());
+        }
+        self.pace = pace;
     }
 
     fn take(&mut self, request: Request) {
@@ -262,6 +284,7 @@ impl Agent {
 
     /// The passive tier: ports, modules, inventory.
     async fn look(&mut self) {
+        self.wake();
         let Ok(changed) = self.sight.glance(Arc::clone(&self.inventory)).await else {
             tracing::warn!("a driver blocks the look at sysfs");
             return;

@@ -140,16 +140,20 @@ fn scalar(text: &str, default: &Value) -> Value {
     }
 }
 
+/// Where the file has something else in the way it stays, to be refused by its own name.
 fn set(tree: &mut Value, path: &[String], value: Value) {
     let Some((last, parents)) = path.split_last() else { return };
     let mut at = tree;
     for key in parents {
-        if !at[key.as_str()].is_object() {
-            at[key.as_str()] = Value::Object(serde_json::Map::new());
+        let Value::Object(map) = at else { return };
+        at = map.entry(key).or_insert(Value::Null);
+        if at.is_null() {
+            *at = Value::Object(serde_json::Map::new());
         }
-        at = &mut at[key.as_str()];
     }
-    at[last.as_str()] = value;
+    if let Value::Object(map) = at {
+        map.insert(last.clone(), value);
+    }
 }
 
 #[cfg(test)]

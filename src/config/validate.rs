@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Config, Expect, Interval, Resource, Selector};
+use super::{Config, Expect, Interval, Publish, Resource, Selector};
 use crate::report::API_VERSION;
 
 /// Path of the key, and what is wrong with what it has.
@@ -45,11 +45,7 @@ pub(super) fn validate(config: &Config) -> Result<(), Problem> {
         "publish.heartbeat",
         format!("is {}; must be at least 10s", config.publish.heartbeat),
     )?;
-    must(
-        is_dns_subdomain(&config.publish.prefix),
-        "publish.prefix",
-        format!("is `{}`; must be a lower-case DNS name of at most 253 characters", config.publish.prefix),
-    )?;
+    validate_prefix(&config.publish)?;
     if let Some(file) = &config.hardware.topology_file {
         must(
             file.is_absolute(),
@@ -104,6 +100,21 @@ pub(super) fn validate(config: &Config) -> Result<(), Problem> {
         )?;
     }
     Ok(())
+}
+
+fn validate_prefix(publish: &Publish) -> Result<(), Problem> {
+    let prefix = &publish.prefix;
+    let problem = if !is_dns_subdomain(prefix) {
+        "a lower-case DNS name of at most 253 characters"
+    } else if is_kubernetes_own(prefix) {
+        "outside kubernetes.io and k8s.io, which are Kubernetes' own"
+    } else if publish.short_label && prefix.len() > 63 {
+        // Without a prefix before it, it is the name of a label.
+        "of at most 63 characters unless shortLabel is false"
+    } else {
+        return Ok(());
+    };
+    Err(("publish.prefix".to_owned(), format!("is `{prefix}`; must be {problem}")))
 }
 
 fn validate_resource(i: usize, all: &[Resource]) -> Result<(), Problem> {
@@ -213,6 +224,13 @@ fn is_dns_subdomain(text: &str) -> bool {
                 && !label.starts_with('-')
                 && !label.ends_with('-')
         })
+}
+
+/// Domains in which Kubernetes lets no kubelet and no policy of ours write.
+fn is_kubernetes_own(domain: &str) -> bool {
+    ["kubernetes.io", "k8s.io"]
+        .iter()
+        .any(|own| domain.strip_suffix(own).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
 }
 
 /// `IsExtendedResourceName` of Kubernetes' `pkg/apis/core/v1/helper`.

@@ -245,6 +245,15 @@ mod tests {
             boot_id: "a".into(),
             seen_active: ["0000:18:00.0".to_owned()].into(),
             damping: Damping { fell_at: Some(Timestamp::UNIX_EPOCH), ..Damping::default() },
+            baseline: Some(Baseline { serial: "S1".into(), ..Baseline::default() }),
+            history: [Transition {
+                at: Timestamp::UNIX_EPOCH,
+                from: State::Unknown,
+                to: State::Ready,
+                reason: Reason::AllRailsVerified,
+                message: String::new(),
+            }]
+            .into(),
             ..Memory::default()
         }
     }
@@ -258,6 +267,7 @@ mod tests {
         let next = store.load("b");
         assert_eq!((next.boot_id.as_str(), &next.damping), ("b", &Damping::default()));
         assert_eq!(next.seen_active, seen().seen_active);
+        assert_eq!((&next.baseline, &next.history), (&seen().baseline, &seen().history), "they outlive a boot");
         assert_eq!(Store::new(dir.path(), true).load("a").seen_active.len(), 0, "a simulation has a store of its own");
     }
 

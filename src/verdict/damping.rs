@@ -95,7 +95,9 @@ fn confirmed(memory: &mut Damping, policy: &Policy, seen: &Seen<'_>, from: State
     let to = seen.verdict.state;
     let leads = way(memory, from, to);
     let port = seen.verdict.reason == Reason::PortDown;
-    let same_side = memory.candidate.as_ref().is_some_and(|c| way(memory, from, c.state) == leads);
+    // What saw less does not speak for more.
+    let speaks = |c: &Candidate| leads != Way::Up || rank(to) <= rank(c.state);
+    let same_side = memory.candidate.as_ref().is_some_and(|c| way(memory, from, c.state) == leads && speaks(c));
     let mut candidate = match memory.candidate.take().filter(|_| same_side) {
         // A port that goes down has all of its time, whatever was wrong before.
         Some(candidate) if candidate.port != port => Candidate { state: to, since: seen.now, port, ..candidate },

@@ -538,6 +538,19 @@ mod damping {
         node.sees(&[(6000, Check, Degraded, Ready), (6010, Check, Degraded, Degraded), (6310, Check, Ready, Ready)]);
     }
 
+    /// Checks that saw less do not speak for more.
+    #[test]
+    fn a_look_is_no_proof_of_what_no_check_saw() {
+        let mut node = Node::ready();
+        node.sees(&[(10, Check, NotReady, Ready), (20, Check, NotReady, NotReady)]);
+        node.sees(&[
+            (100, Check, Degraded, NotReady),
+            (200, Check, Degraded, NotReady),
+            (300, Check, Degraded, NotReady),
+        ]);
+        node.sees(&[(400, Look, Ready, NotReady)]);
+    }
+
     #[test]
     fn nothing_waits_for_what_does_not_apply() {
         Node::ready().sees(&[(10, Look, NotApplicable, NotApplicable), (11, Look, Degraded, Degraded)]);

@@ -284,6 +284,20 @@ fn a_pause_and_an_operators_change_are_heeded_and_end() {
     assert_eq!(condition(&agent.node().unwrap())["reason"], "DriverNotReady");
 }
 
+/// What was published in the meantime is no longer so: nobody waits for the timer to say it.
+#[test]
+fn the_end_of_a_pause_is_a_check_at_once() {
+    let agent = Agent::running("publish: { heartbeat: 10s }\ncheck: { interval: 1h }");
+    agent.shows("ready");
+    let until = |text: Value| {
+        agent.server.world().node.as_mut().unwrap()["metadata"]["annotations"]["gpudirect-rdma/paused-until"] = text;
+    };
+    until(json!("2099-01-01T00:00:00Z"));
+    agent.shows("unknown");
+    until(json!("2020-01-01T00:00:00Z"));
+    agent.shows("ready");
+}
+
 #[test]
 fn without_any_server_the_node_is_checked_all_the_same() {
     let mut agent = Agent::new("");
