@@ -124,7 +124,7 @@ impl Agent {
         }
         verdict::forget_another_driver(&mut memory, &inventory);
         memory.saw_active(context.machine.known_active());
-        memory.saw_active(inventory.hcas.iter().filter(|h| h.usable()).map(HcaFacts::key));
+        memory.saw_active(inventory.hcas.iter().filter(|h| h.is_active()).map(HcaFacts::key));
         let known = inventory.hcas.iter().map(|h| (h.key(), (h.clone(), false))).collect();
         let metrics = Arc::new(Metrics::new());
         let (requests_in, requests) = mpsc::channel(4);
@@ -299,7 +299,7 @@ impl Agent {
             self.inventory = Arc::new(inventory);
             self.trigger();
         }
-        for hca in &self.inventory.hcas {
+        for hca in self.inventory.hcas.iter().filter(|hca| !hca.silent) {
             if let Some(memory) = self.memory.devices.get_mut(&hca.key()) {
                 devices::looked(memory, hca.usable(), &self.context.config.policy.damping, now);
             }

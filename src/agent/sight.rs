@@ -13,8 +13,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{hardware::Inventory, probe::Machine};
 
-/// How long a read may take. One that takes longer goes on alone, and no other one begins meanwhile.
-const DEADLINE: Duration = Duration::from_secs(5);
+/// How long a read may take, with some devices that do not answer in their time. One that takes longer goes on
+/// alone, and no other one begins meanwhile.
+const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A driver blocks the read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::{fs, io::Read};
 
-use super::{PciAddress, PciPath, Roots, link_name, pci_functions, read_hex, read_numa, resolve};
+use super::{Pass, PciAddress, PciPath, Roots, link_name, pci_functions, read_hex, read_numa, resolve};
 
 /// One GPU as sysfs and procfs show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,13 +27,15 @@ pub struct GpuFacts {
     pub memory_is_node: bool,
     /// Its configuration space reads as all ones: it has fallen off the bus.
     pub lost: bool,
+    /// Its driver does not answer: nothing is known of it but its place.
+    pub silent: bool,
 }
 
 const NVIDIA: u32 = 0x10de;
 const CLASSES: [u32; 2] = [0x0300, 0x0302]; // VGA and 3D controllers
 
 /// All NVIDIA GPUs, by PCI address.
-pub(super) fn discover(roots: &Roots) -> Vec<GpuFacts> {
+pub(super) fn discover(pass: &Pass, roots: &Roots) -> Vec<GpuFacts> {
     pci_functions(roots)
         .into_iter()
         .filter(|(dir, _)| {
@@ -41,7 +43,10 @@ pub(super) fn discover(roots: &Roots) -> Vec<GpuFacts> {
                 && read_hex(&dir.join("class")).is_some_and(|class| CLASSES.contains(&(class >> 8)))
         })
         .map(|(dir, pci)| {
-            let told = information(roots, pci);
+            let answer =
+                pass.device(&pci.to_string(), || (information(roots, pci), reads_as_ones(&dir.join("config"))));
+            let silent = answer.is_none();
+            let (told, lost) = answer.unwrap_or_default();
             GpuFacts {
                 pci,
                 uuid: told.uuid,
@@ -52,7 +57,8 @@ pub(super) fn discover(roots: &Roots) -> Vec<GpuFacts> {
                 device: read_hex(&dir.join("device")),
                 bound_to: link_name(&dir.join("driver")),
                 memory_is_node: folder(roots, pci).join("numa_status").exists(),
-                lost: reads_as_ones(&dir.join("config")),
+                lost,
+                silent,
             }
         })
         .collect()

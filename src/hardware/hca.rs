@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    PciAddress, PciPath, Roots, link_name, list_dir, pci_functions, read_hex, read_numa, read_trimmed, resolve,
+    Pass, PciAddress, PciPath, Roots, link_name, list_dir, pci_functions, read_hex, read_numa, read_trimmed, resolve,
     transport,
 };
 use crate::report::{Hca, Port, Transport};
@@ -42,6 +42,8 @@ pub struct HcaFacts {
     pub nvlink_management: bool,
     /// It is elsewhere: in a pod's network namespace, or bound to vfio-pci. Ports are as last seen.
     pub away: bool,
+    /// Its driver does not answer: everything that it would say is as last seen, or not known.
+    pub silent: bool,
 }
 
 /// An adapter's PCI function without an RDMA device.
@@ -79,12 +81,22 @@ impl BareFunction {
             mad: Vec::new(),
             nvlink_management: false,
             away: true,
+            silent: false,
         }
     }
 }
 
-/// Moves those that are elsewhere from the bare functions to the HCAs, as they were last seen.
+/// Gives the silent ones what they last said, and moves those that are elsewhere from the bare functions to the
+/// HCAs, as they were last seen.
 pub(super) fn recall(bare: &mut Vec<BareFunction>, hcas: &mut Vec<HcaFacts>, known: &[Hca], exclusive: bool) {
+    for silent in hcas.iter_mut().filter(|hca| hca.silent) {
+        let is_it = |last: &&Hca| (last.pci, &last.name) == (silent.pci, &silent.name);
+        if let Some(last) = known.iter().find(is_it) {
+            silent.transport = last.transport;
+            silent.ports.clone_from(&last.ports);
+            silent.firmware.clone_from(&last.firmware);
+        }
+    }
     bare.retain(|function| {
         let last = known.iter().find(|hca| hca.pci == Some(function.pci));
         let Some(last) = last.filter(|_| is_elsewhere(function, exclusive)) else { return true };
@@ -122,9 +134,15 @@ pub struct DeviceNode {
 }
 
 impl HcaFacts {
-    /// Whether a port of it can carry data. EFA's port state is a constant.
+    /// Whether a port of it can carry data. One that never answered is not held to have none.
     #[must_use]
     pub fn usable(&self) -> bool {
+        self.is_active() || self.silent && self.ports.is_empty()
+    }
+
+    /// Whether a port of it was seen to be ACTIVE. EFA's port state is a constant.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
         self.transport == Transport::Efa || self.ports.iter().any(|p| p.state == "ACTIVE")
     }
 
@@ -152,7 +170,8 @@ impl HcaFacts {
             None => *name == self.name,
         };
         let name = list_dir(&class).into_iter().find(is_it)?;
-        Some(Self { node: device_node(roots, &class.join(&name)), mad: mad_nodes(roots, &name), name, ..self.clone() })
+        let nodes = Nodes::read(roots);
+        Some(Self { node: nodes.verbs_of(roots, &name), mad: nodes.mad_of(&name), name, ..self.clone() })
     }
 
     /// Which entry of a port's GID table RoCE goes by: of version 2 by its type, never index 0 by
@@ -174,42 +193,65 @@ impl HcaFacts {
 }
 
 /// All RDMA devices, by PCI address, software devices last.
-pub(super) fn discover(roots: &Roots) -> Vec<HcaFacts> {
+pub(super) fn discover(pass: &Pass, roots: &Roots) -> Vec<HcaFacts> {
     let class = roots.sysfs.join("class/infiniband");
-    let mut all: Vec<_> = list_dir(&class).into_iter().map(|name| read(roots, &class, name)).collect();
+    let nodes = Nodes::read(roots);
+    let mut all: Vec<_> = list_dir(&class).into_iter().map(|name| read(pass, &nodes, roots, &class, name)).collect();
     sort(&mut all);
     all
 }
 
-fn read(roots: &Roots, class: &Path, name: String) -> HcaFacts {
+fn read(pass: &Pass, nodes: &Nodes, roots: &Roots, class: &Path, name: String) -> HcaFacts {
     let dir = class.join(&name);
     let function = resolve(&dir.join("device")).ok();
     let pci = function.as_deref().and_then(|f| f.file_name()?.to_str()?.parse().ok());
     let attribute = |file: &str| read_hex(&function.as_ref()?.join(file));
     let driver = function.as_ref().and_then(|f| link_name(&f.join("driver")));
-    let node_type = read_trimmed(&dir.join("node_type")).unwrap_or_default();
-    let ports_dir = dir.join("ports");
-    let mut numbers: Vec<u32> = list_dir(&ports_dir).iter().filter_map(|n| n.parse().ok()).collect();
-    numbers.sort_unstable();
-    let link_layer = numbers
-        .first()
-        .and_then(|n| read_trimmed(&ports_dir.join(n.to_string()).join("link_layer")))
-        .unwrap_or_default();
+    let answer = pass.device(&name, || Answer::read(&dir, function.as_deref(), driver.as_deref()));
+    let silent = answer.is_none();
+    let answer = answer.unwrap_or_default();
     HcaFacts {
         pci,
         ids: attribute("vendor").zip(attribute("device")),
         numa: function.as_deref().and_then(read_numa),
         path: function.as_deref().map(PciPath::parse).unwrap_or_default(),
-        transport: transport(driver.as_deref(), &node_type, &link_layer),
-        ports: numbers.into_iter().map(|n| read_port(&ports_dir.join(n.to_string()), n)).collect(),
-        firmware: read_trimmed(&dir.join("fw_ver")),
+        transport: answer.transport,
+        ports: answer.ports,
+        firmware: answer.firmware,
         vf_of: function.as_ref().and_then(|f| link_name(&f.join("physfn"))?.parse().ok()),
-        node: device_node(roots, &dir),
-        mad: mad_nodes(roots, &name),
-        nvlink_management: function.as_deref().is_some_and(is_nvlink_management),
+        node: nodes.verbs_of(roots, &name),
+        mad: nodes.mad_of(&name),
+        nvlink_management: answer.nvlink_management,
         away: false,
+        silent,
         driver,
         name,
+    }
+}
+
+/// What only the driver or the device itself can say.
+#[derive(Default)]
+struct Answer {
+    transport: Transport,
+    ports: Vec<Port>,
+    firmware: Option<String>,
+    nvlink_management: bool,
+}
+
+impl Answer {
+    fn read(dir: &Path, function: Option<&Path>, driver: Option<&str>) -> Self {
+        let node_type = read_trimmed(&dir.join("node_type")).unwrap_or_default();
+        let ports_dir = dir.join("ports");
+        let mut numbers: Vec<u32> = list_dir(&ports_dir).iter().filter_map(|n| n.parse().ok()).collect();
+        numbers.sort_unstable();
+        let first = numbers.first().map(|n| ports_dir.join(n.to_string()));
+        let link_layer = first.and_then(|port| read_trimmed(&port.join("link_layer"))).unwrap_or_default();
+        Self {
+            transport: transport(driver, &node_type, &link_layer),
+            ports: numbers.into_iter().map(|n| read_port(&ports_dir.join(n.to_string()), n)).collect(),
+            firmware: read_trimmed(&dir.join("fw_ver")),
+            nvlink_management: function.is_some_and(is_nvlink_management),
+        }
     }
 }
 
@@ -237,26 +279,33 @@ fn read_port(dir: &Path, number: u32) -> Port {
     Port { number, state, rate_gbps: rate.map(Into::into), subnet_prefix }
 }
 
-/// The node whose `ibdev` is this device. Whether it is there, and can be opened, the child finds
-/// out.
-fn device_node(roots: &Roots, hca: &Path) -> Option<DeviceNode> {
-    let ibdev = hca.file_name()?.to_str()?;
-    let verbs = roots.sysfs.join("class/infiniband_verbs");
-    let name = list_dir(&verbs)
-        .into_iter()
-        .filter(|name| name.starts_with("uverbs"))
-        .find(|name| read_trimmed(&verbs.join(name).join("ibdev")).as_deref() == Some(ibdev))?;
-    let path = roots.dev.join("infiniband").join(&name);
-    Some(DeviceNode { name, present: path.exists(), path })
+/// Device nodes of HCAs, each with the HCA that its `ibdev` names.
+struct Nodes {
+    verbs: Vec<(String, String)>,
+    mad: Vec<(String, String)>,
 }
 
-/// `umadN` and `issmN`, whose `ibdev` is this device.
-fn mad_nodes(roots: &Roots, name: &str) -> Vec<String> {
-    let class = roots.sysfs.join("class/infiniband_mad");
-    let mut nodes = list_dir(&class);
-    nodes.retain(|node| read_trimmed(&class.join(node).join("ibdev")).as_deref() == Some(name));
-    nodes.sort();
-    nodes
+impl Nodes {
+    fn read(roots: &Roots) -> Self {
+        let of_class = |class: &str| {
+            let dir = roots.sysfs.join("class").join(class);
+            let of = |node: String| Some((read_trimmed(&dir.join(&node).join("ibdev"))?, node));
+            list_dir(&dir).into_iter().filter_map(of).collect()
+        };
+        Self { verbs: of_class("infiniband_verbs"), mad: of_class("infiniband_mad") }
+    }
+
+    /// Whether it is there, and can be opened, the child finds out.
+    fn verbs_of(&self, roots: &Roots, hca: &str) -> Option<DeviceNode> {
+        let (_, name) = self.verbs.iter().find(|(of, name)| of == hca && name.starts_with("uverbs"))?;
+        let path = roots.dev.join("infiniband").join(name);
+        Some(DeviceNode { name: name.clone(), present: path.exists(), path })
+    }
+
+    /// `umadN` and `issmN`.
+    fn mad_of(&self, hca: &str) -> Vec<String> {
+        self.mad.iter().filter(|(of, _)| of == hca).map(|(_, node)| node.clone()).collect()
+    }
 }
 
 /// `NVSwitch` systems have `ConnectX` functions that only manage NVLink; their VPD says so.

@@ -7,6 +7,7 @@ mod hypervisor;
 pub mod nccl;
 pub mod pci;
 pub mod pcie;
+mod reader;
 pub mod surroundings;
 pub mod topology;
 
@@ -24,6 +25,7 @@ pub use hca::{BareFunction, DeviceNode, HcaFacts};
 pub use nccl::{TopologyError, TopologyFile};
 pub use pci::{PciAddress, PciPath};
 pub use pcie::{Acs, Lanes, Link, PcieFacts, Platform};
+pub use reader::{Pass, Reader};
 pub use surroundings::{Listed, Surroundings};
 
 use crate::report::{Distance, Hca, TopologyKind, Transport};
@@ -132,8 +134,14 @@ impl Inventory {
     /// Reads the machine. What can't be read is left out; nothing here fails.
     #[must_use]
     pub fn read(roots: &Roots) -> Self {
-        let hcas = hca::discover(roots);
-        let gpus = gpu::discover(roots);
+        Self::read_in(&Pass::default(), roots)
+    }
+
+    /// The same, past devices that do not answer.
+    #[must_use]
+    pub fn read_in(pass: &Pass, roots: &Roots) -> Self {
+        let hcas = hca::discover(pass, roots);
+        let gpus = gpu::discover(pass, roots);
         let bare_functions = hca::bare_functions(roots, &hcas);
         let topology = hypervisor::topology_kind(roots, &gpus, &hcas);
         let functions = list_dir(&roots.sysfs.join("bus/pci/devices"));
@@ -141,7 +149,7 @@ impl Inventory {
             boot_id: read_trimmed(&roots.procfs.join("sys/kernel/random/boot_id")).unwrap_or_default(),
             booted_at: booted_at(roots),
             topology,
-            platform: Platform::read(roots, &gpus, &hcas, topology == TopologyKind::Virtual),
+            platform: Platform::read(pass, roots, &gpus, &hcas, topology == TopologyKind::Virtual),
             file: None,
             nvidia: nvidia_module(roots),
             functions: functions.len(),
@@ -157,8 +165,8 @@ impl Inventory {
         }
     }
 
-    /// Takes HCAs that were here and are elsewhere now, in a pod or a virtual machine, for what they
-    /// were when they were last seen.
+    /// Takes HCAs that are silent now, or elsewhere, in a pod or a virtual machine, for what they were when they
+    /// were last seen.
     pub fn recall(&mut self, known: &[Hca]) {
         hca::recall(&mut self.bare_functions, &mut self.hcas, known, self.netns_exclusive);
     }
@@ -172,16 +180,20 @@ impl Inventory {
     /// Whether names, ports, modules or functions differ from this inventory. Reads a file for each
     /// port and a few folders; everything else of a device comes and goes with these.
     #[must_use]
-    pub fn differs_at_a_glance(&self, roots: &Roots) -> bool {
+    pub fn differs_at_a_glance(&self, pass: &Pass, roots: &Roots) -> bool {
         let mut names = list_dir(&roots.sysfs.join("class/infiniband"));
         let here = || self.hcas.iter().filter(|h| !h.away);
         let mut known: Vec<_> = here().map(|h| h.name.clone()).collect();
         names.sort();
         known.sort();
         let functions = list_dir(&roots.sysfs.join("bus/pci/devices")).len();
+        let other_state = |hca: &HcaFacts| match pass.device(&hca.name, || hca::port_states(roots, hca)) {
+            Some(states) => hca.silent || !states.iter().eq(hca.ports.iter().map(|port| &port.state)),
+            None => !hca.silent,
+        };
         names != known
             || functions != self.functions
-            || here().any(|h| hca::port_states(roots, h) != h.ports.iter().map(|p| p.state.clone()).collect::<Vec<_>>())
+            || here().any(other_state)
             || here().filter_map(|h| h.node.as_ref()).any(|node| node.path.exists() != node.present)
             || roots.procfs.join("driver/nvidia/version").exists() != self.nvidia.is_some()
             || peermem(roots) != self.peermem

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use super::{GpuFacts, HcaFacts, PciAddress, Roots, list_dir, read_hex, read_trimmed};
+use super::{GpuFacts, HcaFacts, Pass, PciAddress, Roots, list_dir, read_hex, read_trimmed};
 
 /// Facts beside the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -128,12 +128,22 @@ impl Lanes {
 
 impl Platform {
     /// Reads what concerns these devices.
-    pub(super) fn read(roots: &Roots, gpus: &[GpuFacts], hcas: &[HcaFacts], virtual_machine: bool) -> Self {
+    pub(super) fn read(
+        pass: &Pass,
+        roots: &Roots,
+        gpus: &[GpuFacts],
+        hcas: &[HcaFacts],
+        virtual_machine: bool,
+    ) -> Self {
         let ends = gpus.iter().map(|g| g.pci).chain(hcas.iter().filter_map(|h| h.pci));
         let paths = gpus.iter().map(|g| &g.path).chain(hcas.iter().map(|h| &h.path));
         let addresses: BTreeSet<_> = ends.chain(paths.flat_map(|p| p.bridges.iter().copied())).collect();
         let devices = roots.sysfs.join("bus/pci/devices");
-        let functions = addresses.into_iter().map(|a| (a, function(&devices.join(a.to_string())))).collect();
+        let facts = |address: PciAddress| {
+            let name = address.to_string();
+            Some((address, pass.device(&name, || function(&devices.join(&name)))?))
+        };
+        let functions = addresses.into_iter().filter_map(facts).collect();
         Self { functions, sockets: sockets(roots), virtual_machine }
     }
 

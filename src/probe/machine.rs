@@ -3,14 +3,14 @@
 use std::{collections::BTreeMap, future::Future, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
-    DRIVER_CONTAINER, Found, Plan, Row, Supervisor, find_libcuda,
+    DRIVER_CONTAINER, Found, Plan, Row, Step, Supervisor, find_libcuda,
     loopback::Way,
     protocol::Target,
     sandbox::{OwnDev, nvidia_nodes},
 };
 use crate::{
     config::{BusyGpus, Config, Driver, Kubelet},
-    hardware::{GpuFacts, HcaFacts, Inventory, PciAddress, Roots, Surroundings, TopologyFile},
+    hardware::{GpuFacts, HcaFacts, Inventory, PciAddress, Reader, Roots, Surroundings, TopologyFile},
     report::{Method, Transport},
     usage::{Pods, Terms},
 };
@@ -46,7 +46,7 @@ pub trait Machine: Send + Sync {
     /// An HCA with its name and its device nodes as they are now; asks no device anything.
     fn hca(&self, known: &HcaFacts) -> Option<HcaFacts>;
     /// Whether anything that matters may have changed; much cheaper than another inventory.
-    fn changed_since(&self, last: &Inventory) -> bool;
+    fn changed_since(&self, last: &Arc<Inventory>) -> bool;
     /// Does it work; touches the devices, in a child.
     fn probe(&self, task: Task) -> Answer<'_>;
     /// What is around its devices; `troubled`: with what only a failure is worth.
@@ -63,6 +63,7 @@ pub trait Machine: Send + Sync {
 #[derive(Debug, Clone)]
 pub struct RealMachine {
     roots: Roots,
+    reader: Reader,
     driver: Driver,
     supervisor: Supervisor,
     topology: Option<Arc<TopologyFile>>,
@@ -77,7 +78,14 @@ impl RealMachine {
         let live = roots.dev == Roots::default().dev;
         let folder = &config.kubelet.pod_resources;
         let pods = Pods::new((live || *folder != Kubelet::default().pod_resources).then_some(folder));
-        Self { roots, driver: config.driver.clone(), supervisor: Supervisor::new(run_dir), topology: None, pods }
+        Self {
+            roots,
+            reader: Reader::default(),
+            driver: config.driver.clone(),
+            supervisor: Supervisor::new(run_dir),
+            topology: None,
+            pods,
+        }
     }
 
     /// Takes distances from a topology file.
@@ -89,19 +97,27 @@ impl RealMachine {
 
 impl Machine for RealMachine {
     fn inventory(&self) -> Inventory {
-        Inventory::read(&self.roots).with_file(self.topology.as_ref())
+        let roots = self.roots.clone();
+        self.reader.read(move |pass| Inventory::read_in(pass, &roots)).with_file(self.topology.as_ref())
     }
 
     fn hca(&self, known: &HcaFacts) -> Option<HcaFacts> {
         known.as_now(&self.roots)
     }
 
-    fn changed_since(&self, last: &Inventory) -> bool {
-        last.differs_at_a_glance(&self.roots)
+    fn changed_since(&self, last: &Arc<Inventory>) -> bool {
+        let (last, roots) = (Arc::clone(last), self.roots.clone());
+        self.reader.read(move |pass| last.differs_at_a_glance(pass, &roots))
     }
 
     fn probe(&self, task: Task) -> Answer<'_> {
         Box::pin(async move {
+            if task.gpu.silent {
+                return Row::never_began(Step::Sysfs, &task.hcas, &task.methods);
+            }
+            let (silent, answering): (Vec<_>, Vec<_>) = task.hcas.into_iter().partition(|hca| hca.silent);
+            let ways = if task.deep.is_some() { self.ways(&answering).await } else { Vec::new() };
+            let way = |n: usize| ways.get(n).copied().unwrap_or(Way::PortDown);
             let found: Found = find_libcuda(&self.driver, task.driver.as_deref());
             let terms = Terms {
                 busy: task.busy,
@@ -119,10 +135,12 @@ impl Machine for RealMachine {
                     nvidia: nvidia_nodes(&found.file, &self.driver.root.join(DRIVER_CONTAINER)),
                 }),
                 methods: task.methods,
-                hcas: task.hcas.iter().map(|hca| target(hca, &self.roots)).collect(),
+                hcas: answering.iter().enumerate().map(|(n, hca)| target(hca, way(n))).collect(),
                 terms,
             };
-            self.supervisor.probe(&plan, task.gpu.uuid.as_deref(), &found, task.limit).await
+            let mut row = self.supervisor.probe(&plan, task.gpu.uuid.as_deref(), &found, task.limit).await;
+            row.add_silent(&silent, &plan.methods);
+            row
         })
     }
 
@@ -149,9 +167,23 @@ impl Machine for RealMachine {
     }
 }
 
-fn target(hca: &HcaFacts, roots: &Roots) -> Target {
+impl RealMachine {
+    /// How to reach each HCA's own port. One that stops answering just then has none.
+    async fn ways(&self, hcas: &[HcaFacts]) -> Vec<Way> {
+        let (reader, roots, hcas) = (self.reader.clone(), self.roots.clone(), hcas.to_vec());
+        let ways = move || {
+            reader.read(move |pass| {
+                let way = |hca: &HcaFacts| pass.device(&hca.name, || way(hca, &roots)).unwrap_or(Way::PortDown);
+                hcas.iter().map(way).collect()
+            })
+        };
+        tokio::task::spawn_blocking(ways).await.unwrap_or_default()
+    }
+}
+
+fn target(hca: &HcaFacts, way: Way) -> Target {
     let node: Option<PathBuf> = hca.node.as_ref().map(|n| n.path.clone());
-    Target { name: hca.name.clone(), node, efa: hca.transport == Transport::Efa, way: way(hca, roots) }
+    Target { name: hca.name.clone(), node, efa: hca.transport == Transport::Efa, way }
 }
 
 /// By the first ACTIVE port: its LID, or on Ethernet a GID of RoCE v2.

@@ -144,23 +144,18 @@ impl HcaCheck<'_, '_> {
         Ok(())
     }
 
-    /// Asks with descriptor -1 whether there is such a path, exports, registers, verifies, and
-    /// tries a range past the buffer's end, which must be refused.
+    /// Exports, registers, verifies, and tries a range past the buffer's end, which must be refused.
     fn dma_buf(&mut self, pd: &Pd<'_>, witness: Option<&Mr<'_>>) -> io::Result<MethodResult> {
         let start = Instant::now();
         if !self.ready.verbs.has_dmabuf() {
             return Ok(result(Outcome::Unsupported, Some(Step::LoadVerbs), None, start.elapsed()));
         }
-        self.step(Step::RegDmabuf)?;
-        if let Err(errno) = pd.register_dmabuf(None, 0, 0, 0, Access::Read)
-            && is_unsupported(errno)
-        {
-            return Ok(result(Outcome::Unsupported, Some(Step::RegDmabuf), Some(errno.into()), start.elapsed()));
+        if self.gpu.dma_buf != Some(true) {
+            let refused = self.has_no_dmabuf_path(pd)?;
+            let step = if refused.is_some() { Step::RegDmabuf } else { Step::Export };
+            return Ok(result(Outcome::Unsupported, Some(step), refused.map(Into::into), start.elapsed()));
         }
         self.step(Step::Export)?;
-        if self.gpu.dma_buf != Some(true) {
-            return Ok(result(Outcome::Unsupported, Some(Step::Export), None, start.elapsed()));
-        }
         let fd = match self.memory.export() {
             Ok(fd) => fd,
             Err(error) => {
@@ -184,6 +179,14 @@ impl HcaCheck<'_, '_> {
         let refused = matches!(control, Err(Errno(libc::EINVAL)));
         let loopback = self.loopback_over_dmabuf(pd)?;
         self.conclude(Seen { facts, control, refused, loopback }, mr, start)
+    }
+
+    /// Asks with descriptor -1, where the GPU has nothing to register: a path answers EBADF, and what lacks one
+    /// says so before it looks at the descriptor (`ib_uverbs_reg_dmabuf_mr`, and the providers).
+    fn has_no_dmabuf_path(&mut self, pd: &Pd<'_>) -> io::Result<Option<Errno>> {
+        self.step(Step::RegDmabuf)?;
+        let answer = pd.register_dmabuf(None, 0, 0, 0, Access::Read);
+        Ok(answer.err().filter(|errno| is_unsupported(*errno)))
     }
 
     /// Registers the device pointer, verifies, and tries a reservation that nobody may touch, which

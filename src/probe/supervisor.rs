@@ -294,6 +294,14 @@ impl Row {
         row
     }
 
+    /// Adds HCAs that no child was sent to.
+    pub(super) fn add_silent(&mut self, silent: &[HcaFacts], methods: &[Method]) {
+        for hca in silent {
+            self.stop(Step::Sysfs, Some(hca.name.clone()), End::TimedOut, "a driver blocks the reads of this device");
+        }
+        self.fill(silent.iter().map(|hca| hca.name.as_str()), methods);
+    }
+
     /// Gives every pair its result: what a child that ended too early left out has the step at which it
     /// ended, or was not reached.
     fn fill<'n>(&mut self, hcas: impl Iterator<Item = &'n str>, methods: &[Method]) {

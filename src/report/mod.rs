@@ -161,7 +161,7 @@ pub struct Hca {
 }
 
 /// What runs on an HCA's wire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// `InfiniBand`.
@@ -173,6 +173,7 @@ pub enum Transport {
     /// iWARP.
     Iwarp,
     /// None of these.
+    #[default]
     Other,
 }
 

@@ -87,9 +87,9 @@ impl Machine for SimulatedMachine {
         self.inventory().hcas.into_iter().find(|hca| hca.key() == known.key())
     }
 
-    fn changed_since(&self, last: &Inventory) -> bool {
+    fn changed_since(&self, last: &Arc<Inventory>) -> bool {
         let profile = self.profile();
-        self.shown(&profile) != *last || self.faults_changed(profile.faults)
+        self.shown(&profile) != **last || self.faults_changed(profile.faults)
     }
 
     fn probe(&self, task: Task) -> Answer<'_> {
@@ -107,7 +107,7 @@ impl Machine for SimulatedMachine {
 
     /// A made-up machine worked before its faults began.
     fn known_active(&self) -> Vec<String> {
-        self.pristine().hcas.iter().filter(|h| h.usable()).map(crate::hardware::HcaFacts::key).collect()
+        self.pristine().hcas.iter().filter(|h| h.is_active()).map(crate::hardware::HcaFacts::key).collect()
     }
 
     fn stuck(&self) -> usize {

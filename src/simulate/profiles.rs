@@ -82,6 +82,7 @@ fn h100(index: usize, pci: PciAddress, path: PciPath, numa: u32) -> GpuFacts {
         bound_to: Some("nvidia".to_owned()),
         memory_is_node: false,
         lost: false,
+        silent: false,
     }
 }
 
@@ -106,5 +107,6 @@ fn connect_x7(index: usize, pci: PciAddress, path: PciPath, numa: u32) -> HcaFac
         mad: Vec::new(),
         nvlink_management: false,
         away: false,
+        silent: false,
     }
 }

@@ -128,7 +128,7 @@ pub(super) fn remember(memory: &mut Memory, inventory: &Inventory, pairs: &[Pair
             }
         }
     }
-    memory.saw_active(inventory.hcas.iter().filter(|h| h.usable()).map(HcaFacts::key));
+    memory.saw_active(inventory.hcas.iter().filter(|h| h.is_active()).map(HcaFacts::key));
 }
 
 /// Whether a GPU is served: by a nearest HCA that is good with it and has a usable port. Unserved

@@ -165,7 +165,7 @@ fn a_kernel_without_on_demand_paging() {
 fn a_platform_without_a_way() {
     let mut node = node();
     node.set("STANDIN_VERBS_PEERMEM", "0");
-    node.order("ibv_reg_dmabuf_mr@2=code:12");
+    node.order("ibv_reg_dmabuf_mr@1=code:12");
     logged(&node, "NVRM: nv_dma_buf_map: failed to map dynamic attachment with no P2P support");
     let report = node.check(&[]).exits(1).json();
     raises(&report, "NoPeerToPeerPath", "error", "no P2P support", "DmabufRefused");

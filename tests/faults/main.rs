@@ -6,6 +6,7 @@ mod away;
 mod diagnosis;
 mod neighbours;
 mod pods;
+mod silence;
 mod soak;
 mod supervision;
 #[path = "../support/mod.rs"]
@@ -52,11 +53,13 @@ impl Cell {
     }
 
     /// Whether a method's end is this fault's own: an attribute that the driver does not know has no
-    /// code, and a PD that can't be deallocated is busy, whatever kept it.
+    /// code, a PD that can't be deallocated is busy, whatever kept it, and what the fault beside it does
+    /// is not this one's.
     fn shows_its_code(self, ends: Ends) -> bool {
         let attribute = self.row.call.starts_with("cuDeviceGetAttribute@");
         let of_another = ends.step() == Some("ibv_dealloc_pd") && self.row.call != "ibv_dealloc_pd";
-        ends != Ends::Verified && !attribute && !of_another
+        let of_the_given = !self.row.given.is_empty() && ends.step() != Some("ibv_reg_dmabuf_mr");
+        ends != Ends::Verified && !attribute && !of_another && !of_the_given
     }
 
     /// The code that a failing step must show.
@@ -82,7 +85,7 @@ fn run(cell: Cell) -> Result<(), String> {
     let mut node = Node::new(1, 1);
     let timeout = if cell.fault == "hang" { "2s" } else { "60s" };
     node.home.configure(&format!("check: {{ timeout: {timeout}, deepSize: 128KiB }}\n"));
-    node.order(&cell.name());
+    node.order(&format!("{};{}", cell.row.given, cell.name()));
     let ran = node.check(if cell.row.loopback { &["--loopback"] } else { &[] });
     let report: Value = serde_json::from_str(&ran.out).map_err(|e| format!("{e}: {}", ran.err))?;
     let pair = &report["pairs"][0];
@@ -181,7 +184,11 @@ fn document() -> String {
             text,
             "| `{}`{} | {} | {} | {} | {} |",
             row.call,
-            if row.loopback { ", with loopback" } else { "" },
+            match (row.loopback, row.given) {
+                (true, _) => ", with loopback".to_owned(),
+                (false, "") => String::new(),
+                (false, given) => format!(", with `{given}`"),
+            },
             faults.join(", "),
             shown(row.dma_buf),
             shown(row.peermem),

@@ -36,7 +36,7 @@ fn one_hca_changes_no_other_pairs_outcome() {
         ("ibv_open_device/mlx5_1=code:1", "unknown", "UverbsPermission"),
         ("ibv_open_device/mlx5_1=code:19", "unknown", "HcaGone"),
         ("ibv_alloc_pd/mlx5_1=code:12", "unknown", "HcaOutOfResources"),
-        ("ibv_reg_mr/mlx5_1=code:14;ibv_reg_dmabuf_mr/mlx5_1@2=code:12", "failed", "PeermemRefused"),
+        ("ibv_reg_mr/mlx5_1=code:14;ibv_reg_dmabuf_mr/mlx5_1@1=code:12", "failed", "PeermemRefused"),
         ("ibv_reg_mr/mlx5_1=code:95;ibv_reg_dmabuf_mr/mlx5_1=code:524", "unsupported", "DmabufVerbUnsupported"),
         ("ibv_close_device/mlx5_1=code:16", "unknown", "HcaNotAnswering"),
         ("ibv_open_device/mlx5_1=crash:SEGV", "unknown", "ProbeCrashed"),

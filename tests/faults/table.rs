@@ -42,6 +42,8 @@ pub(crate) struct Row {
     pub(crate) finding: &'static str,
     /// Whether the check asks for loopback.
     pub(crate) loopback: bool,
+    /// Another fault, without which the call is not made; empty for none.
+    pub(crate) given: &'static str,
 }
 
 use Ends::{Failed, Skipped, Unknown, Unsupported, Verified};
@@ -53,7 +55,7 @@ const fn row(
     peermem: Ends,
     finding: &'static str,
 ) -> Row {
-    Row { call, faults, dma_buf, peermem, finding, loopback: false }
+    Row { call, faults, dma_buf, peermem, finding, loopback: false, given: "" }
 }
 
 /// The whole row of the matrix ends at a step.
@@ -68,7 +70,13 @@ const fn moves(
     peermem: Ends,
     finding: &'static str,
 ) -> Row {
-    Row { call, faults, dma_buf, peermem, finding, loopback: true }
+    Row { call, faults, dma_buf, peermem, finding, loopback: true, given: "" }
+}
+
+/// Of a GPU that exports no dma-buf.
+const fn asks(faults: &'static [&'static str], dma_buf: Ends, peermem: Ends, finding: &'static str) -> Row {
+    let given = "cuDeviceGetAttribute@2=code:1";
+    Row { given, ..row("ibv_reg_dmabuf_mr@1", faults, dma_buf, peermem, finding) }
 }
 
 const CRASH: &[&str] = &["crash:SEGV", "crash:BUS", "crash:ABRT", "exit:0", "exit:7"];
@@ -291,35 +299,36 @@ pub(crate) const TABLE: &[Row] = &[
     ends(PD, &["code:1", "code:22", "code:524", "code:9999", "wrong:null"], Unknown(PD), "VerbsFailed"),
     ends(PD, HANG, Unknown(PD), "ProbeTimeout"),
     ends(PD, CRASH, Unknown(PD), "ProbeCrashed"),
-    // ---- dma-buf: 1 the question, 2 the registration, 3 the control
+    // ---- dma-buf: the question, where the GPU exports none
+    asks(NO_SUCH_PATH, Unsupported(DMABUF), Verified, "DmabufVerbUnsupported"),
+    asks(&["code:12", "code:22", "code:9999", "wrong:null"], Unsupported(EXPORT), Verified, "DmabufClosedModule"),
+    asks(HANG, Unknown(DMABUF), Unknown(DMABUF), "ProbeTimeout"),
+    asks(CRASH, Unknown(DMABUF), Unknown(DMABUF), "ProbeCrashed"),
+    // ---- dma-buf: 1 the registration, 2 the control
     row("ibv_reg_dmabuf_mr@1", NO_SUCH_PATH, Unsupported(DMABUF), Verified, "DmabufVerbUnsupported"),
-    row("ibv_reg_dmabuf_mr@1", &["code:12", "code:22", "code:9999", "wrong:null"], Verified, Verified, "-"),
+    row("ibv_reg_dmabuf_mr@1", REFUSED, Failed(DMABUF), Verified, "DmabufRefused"),
+    row("ibv_reg_dmabuf_mr@1", GONE, Unknown(DMABUF), Verified, "HcaGone"),
+    row("ibv_reg_dmabuf_mr@1", NOT_ANSWERING, Unknown(DMABUF), Verified, "HcaNotAnswering"),
+    row("ibv_reg_dmabuf_mr@1", SILENT, Unknown(DMABUF), Verified, "VerbsFailed"),
+    row("ibv_reg_dmabuf_mr@1", &["wrong:length"], Unknown(VERIFY), Verified, "MrMismatch"),
     ends("ibv_reg_dmabuf_mr@1", HANG, Unknown(DMABUF), "ProbeTimeout"),
     ends("ibv_reg_dmabuf_mr@1", CRASH, Unknown(DMABUF), "ProbeCrashed"),
-    row("ibv_reg_dmabuf_mr@2", NO_SUCH_PATH, Unsupported(DMABUF), Verified, "DmabufVerbUnsupported"),
-    row("ibv_reg_dmabuf_mr@2", REFUSED, Failed(DMABUF), Verified, "DmabufRefused"),
-    row("ibv_reg_dmabuf_mr@2", GONE, Unknown(DMABUF), Verified, "HcaGone"),
-    row("ibv_reg_dmabuf_mr@2", NOT_ANSWERING, Unknown(DMABUF), Verified, "HcaNotAnswering"),
-    row("ibv_reg_dmabuf_mr@2", SILENT, Unknown(DMABUF), Verified, "VerbsFailed"),
-    row("ibv_reg_dmabuf_mr@2", &["wrong:length"], Unknown(VERIFY), Verified, "MrMismatch"),
-    ends("ibv_reg_dmabuf_mr@2", HANG, Unknown(DMABUF), "ProbeTimeout"),
-    ends("ibv_reg_dmabuf_mr@2", CRASH, Unknown(DMABUF), "ProbeCrashed"),
-    row("ibv_reg_dmabuf_mr@3", &["wrong:accept"], Unknown(CONTROL), Verified, "ControlAccepted"),
-    row("ibv_reg_dmabuf_mr@3", GONE, Unknown(CONTROL), Verified, "HcaGone"),
+    row("ibv_reg_dmabuf_mr@2", &["wrong:accept"], Unknown(CONTROL), Verified, "ControlAccepted"),
+    row("ibv_reg_dmabuf_mr@2", GONE, Unknown(CONTROL), Verified, "HcaGone"),
     row(
-        "ibv_reg_dmabuf_mr@3",
+        "ibv_reg_dmabuf_mr@2",
         &["code:12", "code:14", "code:524", "code:9999", "wrong:null"],
         Unknown(CONTROL),
         Verified,
         "VerbsFailed",
     ),
-    ends("ibv_reg_dmabuf_mr@3", HANG, Unknown(CONTROL), "ProbeTimeout"),
-    ends("ibv_reg_dmabuf_mr@3", CRASH, Unknown(CONTROL), "ProbeCrashed"),
+    ends("ibv_reg_dmabuf_mr@2", HANG, Unknown(CONTROL), "ProbeTimeout"),
+    ends("ibv_reg_dmabuf_mr@2", CRASH, Unknown(CONTROL), "ProbeCrashed"),
     // ---- peermem: 1 is the host page whose keys are compared, 2 the registration, 3 the control
     row("ibv_reg_mr@1", &["code:1", "code:12", "code:14", "code:9999", "wrong:null"], Verified, Verified, "-"),
     ends("ibv_reg_mr@1", HANG, Unknown(HOST_MR), "ProbeTimeout"),
     ends("ibv_reg_mr@1", CRASH, Unknown(HOST_MR), "ProbeCrashed"),
-    row("ibv_reg_dmabuf_mr@2", &["wrong:keys"], Unknown(VERIFY), Verified, "MrMismatch"),
+    row("ibv_reg_dmabuf_mr@1", &["wrong:keys"], Unknown(VERIFY), Verified, "MrMismatch"),
     row("ibv_reg_mr@2", NO_SUCH_PATH, Verified, Unsupported(REG), "PeermemUnsupported"),
     row("ibv_reg_mr@2", REFUSED, Verified, Failed(REG), "PeermemRefused"),
     row("ibv_reg_mr@2", GONE, Verified, Unknown(REG), "HcaGone"),
@@ -387,8 +396,8 @@ pub(crate) const TABLE: &[Row] = &[
     moves("rdma_write@2", HANG, Unknown(WRITE), Unknown(WRITE), "ProbeTimeout"),
     moves("rdma_write@2", CRASH, Unknown(WRITE), Unknown(WRITE), "ProbeCrashed"),
     // The region covers less than it says: the end can't be written.
-    moves("ibv_reg_dmabuf_mr@4", &["wrong:short"], Failed(WRITE), Verified, "TransferRefused"),
-    moves("ibv_reg_dmabuf_mr@4", &["code:12"], Verified, Verified, "LoopbackImpossible"),
+    moves("ibv_reg_dmabuf_mr@3", &["wrong:short"], Failed(WRITE), Verified, "TransferRefused"),
+    moves("ibv_reg_dmabuf_mr@3", &["code:12"], Verified, Verified, "LoopbackImpossible"),
     moves("cuMemcpyHtoD_v2", &["code:1", "code:201", "code:999"], Verified, Verified, "LoopbackImpossible"),
     moves("cuMemcpyDtoH_v2", &["code:1", "code:201", "code:999"], Verified, Verified, "LoopbackImpossible"),
     moves("cuMemcpyDtoH_v2", HANG, Unknown(WRITE), Unknown(WRITE), "ProbeTimeout"),

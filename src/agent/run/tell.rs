@@ -113,7 +113,7 @@ impl Agent {
             let fresh = !self.memory.devices.contains_key(&facts.key());
             let memory = self.memory.devices.entry(facts.key()).or_default();
             if fresh {
-                memory.port = facts.usable();
+                memory.port = facts.is_active();
             }
             if full_check {
                 let each: Vec<_> = assessment.pairs.iter().filter(|p| p.hca == hca.name).map(|p| p.good).collect();

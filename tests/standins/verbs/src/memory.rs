@@ -5,6 +5,7 @@ use std::{
     env, fs,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     ptr,
+    sync::OnceLock,
 };
 
 use crate::{c_string, state::Region};
@@ -26,9 +27,7 @@ pub(crate) fn pin(address: u64, length: usize) -> Result<*mut u8, i32> {
 /// `can_do_mlock` and `RLIMIT_MEMLOCK`, which a capability lifts.
 fn within_limit(length: usize) -> Result<(), i32> {
     const IPC_LOCK: u32 = 14;
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective =
-        status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok()).unwrap_or(0);
+    let effective = effective_capabilities();
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a place for the structure.
     unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
@@ -41,6 +40,16 @@ fn within_limit(length: usize) -> Result<(), i32> {
     } else {
         Ok(())
     }
+}
+
+/// The lower half of `capget(2)`'s effective set.
+fn effective_capabilities() -> u32 {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0]; // and this thread
+    let mut sets = [0_u32; 6];
+    // SAFETY: places for a header and two sets of three words each.
+    unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
+    sets[0]
 }
 
 /// Whether the kernel can read the byte at an address of this process.
@@ -56,8 +65,20 @@ fn readable(address: u64) -> bool {
     unsafe { libc::write(writer.as_raw_fd(), address as *const _, 1) == 1 }
 }
 
+type Bytes = unsafe extern "C" fn(*mut *mut u8, u64, usize) -> u32;
+
 /// What `nvidia_peermem` would say: the stand-in of libcuda in this process knows its memory.
 fn of_gpu(address: u64, length: usize) -> Option<*mut u8> {
+    static BYTES: OnceLock<Option<Bytes>> = OnceLock::new();
+    let bytes = (*BYTES.get_or_init(bytes_of_gpu))?;
+    let mut place = ptr::null_mut();
+    // SAFETY: the stand-in's signature.
+    let answer = unsafe { bytes(&raw mut place, address, length) };
+    (answer == 0).then_some(place)
+}
+
+/// Once it is loaded it stays.
+fn bytes_of_gpu() -> Option<Bytes> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let file = maps
         .lines()
@@ -70,14 +91,8 @@ fn of_gpu(address: u64, length: usize) -> Option<*mut u8> {
     }
     // SAFETY: a name in a loaded library.
     let symbol = unsafe { libc::dlsym(library, c"standin_cuda_bytes".as_ptr()) };
-    if symbol.is_null() {
-        return None;
-    }
-    type Bytes = unsafe extern "C" fn(*mut *mut u8, u64, usize) -> u32;
-    let mut place = ptr::null_mut();
     // SAFETY: the stand-in's signature.
-    let answer = unsafe { std::mem::transmute::<*mut libc::c_void, Bytes>(symbol)(&raw mut place, address, length) };
-    (answer == 0).then_some(place)
+    (!symbol.is_null()).then(|| unsafe { std::mem::transmute::<*mut libc::c_void, Bytes>(symbol) })
 }
 
 /// `dma_buf_get`, and the range.
