@@ -97,6 +97,7 @@ fn a_glance_sees_ports_nodes_modules_and_devices() {
         ("the module", tree.sys("module/nvidia_peermem")),
         ("an HCA", tree.sys("class/infiniband/mlx5_1")),
         ("a function", tree.sys("bus/pci/devices/0000:20:00.0")),
+        ("a verbs entry", tree.sys("class/infiniband_verbs/uverbs1")),
         ("ib_uverbs", tree.sys("class/infiniband_verbs")),
     ] {
         let elsewhere = node.home.path("aside");

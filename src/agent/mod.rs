@@ -7,6 +7,7 @@ mod publish;
 mod run;
 mod sight;
 mod socket;
+mod uevents;
 
 pub use lock::RunError;
 pub(crate) use pace::jittered;

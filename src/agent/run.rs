@@ -27,6 +27,7 @@ use super::{
     publish::{Pending, Published, same, write_report},
     sight::Sight,
     socket::{self, Done, Request},
+    uevents::Uevents,
 };
 use crate::{
     cli::Context,
@@ -162,6 +163,7 @@ impl Agent {
     async fn live(mut self) {
         let mut looks = interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut uevents = Uevents::listen();
         let mut running: Option<Running> = None;
         loop {
             let due = self.next_check.filter(|_| running.is_none() && self.may_check());
@@ -177,6 +179,7 @@ impl Agent {
                 Some(request) = self.requests.recv() => self.take(request),
                 Ok(()) = self.view.1.changed() => self.tell_all(false),
                 _ = looks.tick() => self.look().await,
+                () = uevents.next() => self.look().await,
             }
         }
     }

@@ -124,6 +124,8 @@ pub struct Inventory {
     pub peermem: bool,
     /// Whether `ib_uverbs` is there.
     pub uverbs: bool,
+    /// Its entries, `uverbs0`; that of a new RDMA device comes after the device.
+    pub verbs: Vec<String>,
     /// PCIe, IOMMU and sockets.
     pub platform: Platform,
     /// What replaces the tree's distances.
@@ -157,6 +159,7 @@ impl Inventory {
             machine: MachineId::read(roots),
             peermem: peermem(roots),
             uverbs: roots.sysfs.join("class/infiniband_verbs").is_dir(),
+            verbs: list_dir(&roots.sysfs.join("class/infiniband_verbs")),
             gpus,
             hcas,
             bare_functions,
@@ -198,6 +201,7 @@ impl Inventory {
             || roots.procfs.join("driver/nvidia/version").exists() != self.nvidia.is_some()
             || peermem(roots) != self.peermem
             || roots.sysfs.join("class/infiniband_verbs").is_dir() != self.uverbs
+            || list_dir(&roots.sysfs.join("class/infiniband_verbs")) != self.verbs
     }
 
     /// Takes distances from a topology file. One that knows no pair of this machine changes nothing.

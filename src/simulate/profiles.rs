@@ -33,6 +33,7 @@ pub(super) fn empty() -> Inventory {
         nvidia: None,
         peermem: false,
         uverbs: false,
+        verbs: Vec::new(),
         platform: Platform::default(),
         file: None,
     }

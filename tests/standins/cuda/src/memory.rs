@@ -19,6 +19,9 @@ pub(crate) enum Kind {
     Malloc,
     /// Anonymous pages, called managed.
     Managed,
+    /// Pages whose first touch waits for an answer that nobody gives (userfaultfd(2)): a registration hangs in
+    /// the kernel.
+    Unanswered,
     /// An address that neither the process nor the kernel can touch, with memory behind it that only
     /// this library, and an adapter's stand-in, can: what a discrete GPU's is.
     Device,
@@ -55,6 +58,10 @@ impl Range {
         let size = size.checked_next_multiple_of(4096).ok_or(OUT_OF_MEMORY)?;
         let (address, buffer) = match kind {
             Kind::Anonymous | Kind::Managed => (map(size, None)?, None),
+            Kind::Unanswered => {
+                let address = map(size, None)?;
+                (address, Some(unanswered(address, size)?))
+            }
             Kind::Device => {
                 let buffer = memfd()?;
                 // SAFETY: a length for our own file.
@@ -119,6 +126,29 @@ fn reserve(size: usize) -> Result<u64, u32> {
     // SAFETY: a fresh mapping where the kernel likes.
     let address = unsafe { libc::mmap(ptr::null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
     if address == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(address as u64) }
+}
+
+/// Makes each first touch of a mapping wait for this descriptor's reader, who never comes (userfaultfd.h,
+/// `UFFDIO_API` and `UFFDIO_REGISTER`).
+fn unanswered(address: u64, size: usize) -> Result<OwnedFd, u32> {
+    const API: u64 = 0xc018_aa3f;
+    const REGISTER: u64 = 0xc020_aa00;
+    const MISSING: u64 = 1;
+    let mut api = [0xaa_u64, 0, 0];
+    let mut range = [address, size as u64, MISSING, 0];
+    // SAFETY: a flag; the descriptor is ours.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or(INVALID_VALUE)?;
+    // SAFETY: as above.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    for (request, words) in [(API, api.as_mut_ptr()), (REGISTER, range.as_mut_ptr())] {
+        // SAFETY: the structures are the kernel's own, of three and four words.
+        if unsafe { libc::ioctl(fd.as_raw_fd(), request, words) } != 0 {
+            eprintln!("standin-cuda: userfaultfd: {}", std::io::Error::last_os_error());
+            return Err(INVALID_VALUE);
+        }
+    }
+    Ok(fd)
 }
 
 fn memfd() -> Result<OwnedFd, u32> {

@@ -72,6 +72,7 @@ impl Config {
                 Some("vgem") => Kind::Vgem,
                 Some("malloc") => Kind::Malloc,
                 Some("managed") => Kind::Managed,
+                Some("unanswered") => Kind::Unanswered,
                 Some("device") => Kind::Device,
                 Some(other) => unknown("MEMORY", other),
             },
