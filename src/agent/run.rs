@@ -36,10 +36,12 @@ use crate::{
     report::{Hca, NodeView},
     store::Memory,
     telemetry::metrics::Metrics,
-    verdict::{self, devices},
+    verdict::{self, Links, devices},
 };
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Between two readings of counters that ask firmware, unless a state has changed.
+const COUNT_EVERY: Duration = Duration::from_secs(30);
 const TRIGGERED_APART: Duration = Duration::from_secs(10);
 /// What the resources may take to end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -100,6 +102,8 @@ struct Agent {
     pace: Pace,
     unconfirmed: usize,
     sight: Sight,
+    links: Links,
+    links_due: Instant,
     /// What the Node says; its sender stays here where nobody publishes.
     view: (watch::Sender<Option<NodeView>>, watch::Receiver<Option<NodeView>>),
 }
@@ -150,6 +154,8 @@ impl Agent {
             pace: Pace::Awake,
             unconfirmed: 0,
             sight,
+            links: Links::default(),
+            links_due: Instant::now(),
             view: watch::channel(None),
             context,
         };
@@ -256,8 +262,12 @@ impl Agent {
     fn finished(&mut self, (inventory, checked, started_at): (Arc<Inventory>, Checked, Timestamp)) {
         self.metrics.check(&checked);
         self.note_driver(&inventory, started_at);
+        if inventory != self.inventory {
+            self.links_due = Instant::now();
+        }
         self.inventory = inventory;
         self.checked = checked;
+        self.checked.surroundings.link_drops = self.links.drops();
         self.started_at = started_at;
         self.checked_in_boot = true;
         self.checked_here = true;
@@ -300,8 +310,10 @@ impl Agent {
             tracing::info!("the hardware's state has changed");
             self.note_driver(&inventory, now);
             self.inventory = Arc::new(inventory);
+            self.links_due = Instant::now();
             self.trigger();
         }
+        self.count_links(now).await;
         for hca in self.inventory.hcas.iter().filter(|hca| !hca.silent) {
             if let Some(memory) = self.memory.devices.get_mut(&hca.key()) {
                 devices::looked(memory, hca.usable(), &self.context.config.policy.damping, now);
@@ -310,6 +322,18 @@ impl Agent {
         let health_changed = before != self.memory.devices.values().map(devices::healthy).collect::<Vec<_>>();
         if differs || health_changed || self.memory.damping.candidate.is_some() {
             self.tell_all(false);
+        }
+    }
+
+    /// Reads the counters of links, when a state has changed and now and then.
+    async fn count_links(&mut self, now: Timestamp) {
+        if Instant::now() < self.links_due {
+            return;
+        }
+        if let Some(readings) = self.sight.links(Arc::clone(&self.inventory)).await {
+            self.links_due = Instant::now() + COUNT_EVERY;
+            self.links.note(readings, now);
+            self.checked.surroundings.link_drops = self.links.drops();
         }
     }
 

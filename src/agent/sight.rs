@@ -2,6 +2,7 @@
 //! it likes, and a thread that waits for it can't be ended.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -61,6 +62,14 @@ impl Sight {
             return Ok(None);
         }
         self.go_on(move |machine| machine.changed_since(&last).then(|| machine.inventory())).await
+    }
+
+    /// How often the links of each HCA went down; `None` too while a read is under way.
+    pub(super) async fn links(&self, last: Arc<Inventory>) -> Option<BTreeMap<String, u64>> {
+        if !self.begin() {
+            return None;
+        }
+        self.go_on(move |machine| machine.links_downed(&last)).await.ok()
     }
 
     fn begin(&self) -> bool {

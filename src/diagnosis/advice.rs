@@ -5,6 +5,7 @@ use crate::report::{Method, Outcome, Reason};
 
 /// The reasons that are nothing else.
 pub(super) const ADVICE: &[Reason] = &[
+    Reason::LinkFlapping,
     Reason::PodsMemlockLow,
     Reason::PersistenceOff,
     Reason::MemoryPeersAbsent,

@@ -72,7 +72,7 @@ catalogue! {
     TransferRefused, Hardware, lasting,
         "GPU memory can be registered, and a transfer over it is refused.",
         "Loopback: the completion's status is in the evidence; host memory could be transferred a moment before.",
-        "Candidates: ACS redirect on a bridge between the two (see AcsRedirect), an IOMMU that translates (boot with iommu=pt), a dma-buf mapping this platform can't do. If none applies it is unexplained: collect `gdr-agent check --loopback -o json` and the kernel log.";
+        "Candidates: ACS redirect on a bridge between the two (see AcsRedirect), an IOMMU that translates (boot with iommu=pt), a dma-buf mapping this platform can't do; in a virtual machine, address translation services switched off on the adapter (mlxconfig ATS_ENABLED). If none applies it is unexplained: collect `gdr-agent check --loopback -o json` and the kernel log.";
     UnsignedModule, Driver, lasting,
         "The kernel refuses the NVIDIA module because of its signature (Secure Boot).",
         "No NVIDIA driver is loaded, and the kernel log says that its key was rejected.",
@@ -88,7 +88,7 @@ catalogue! {
     FabricManagerDown, Driver, passing,
         "The GPUs are not ready: on NVSwitch machines the fabric manager has not set them up.",
         "cuInit answers CUDA_ERROR_SYSTEM_NOT_READY (802).",
-        "Start nvidia-fabricmanager in the driver's version; shortly after boot this passes by itself.";
+        "Start nvidia-fabricmanager in the driver's version; shortly after boot this passes by itself. On a machine without NVSwitch: load nvidia_uvm with uvm_disable_hmm=1.";
     GpuNotVisible, Agent, passing,
         "The driver shows no such GPU to this process.",
         "cuInit answers CUDA_ERROR_NO_DEVICE (100), or the GPU of this PCI address is not among CUDA's devices.",
@@ -233,6 +233,10 @@ catalogue! {
         "An MPS server has this GPU, and can't be reached.",
         "A CUDA call answers one of CUDA's MPS errors (805 to 809).",
         "Nothing to do while jobs use MPS; else end the daemon on the node (`echo quit | nvidia-cuda-mps-control`).";
+    HcaFirmwareFault, Hardware, lasting,
+        "The HCA's firmware has failed, or the slot gives it too little power.",
+        "A verbs call answers that the HCA is gone or does not answer, and its driver says so in the kernel log.",
+        "Power the node off and on (a reboot does not reset the card) and update the card's firmware; if it comes back, have the card replaced.";
     HcaGone, Driver, passing,
         "The HCA went away while it was checked: its driver was reloaded, it was moved, or its firmware failed.",
         "A verbs call answers EIO (5), ENXIO (6) or ENODEV (19).",
@@ -277,6 +281,10 @@ catalogue! {
         "A port that was ACTIVE is not.",
         "The port's state in sysfs.",
         "Look at the cable, the transceiver and the switch port; on InfiniBand at the subnet manager; `ip link` or `ibstat` on the node show more.";
+    LinkFlapping, Hardware, passing,
+        "The link went down several times within an hour.",
+        "The port's counter link_downed in sysfs rose by 3 or more.",
+        "Clean or replace the cable and the transceiver and look at the switch port's counters; jobs over this rail stall or end at each drop.";
     PodsMemlockLow, Node, lasting,
         "Containers on this node start with a small locked-memory limit: other pods will fail to register memory, although this one, with CAP_IPC_LOCK, does not.",
         "RLIMIT_MEMLOCK of this container is below 64 MiB.",

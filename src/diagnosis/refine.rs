@@ -8,6 +8,8 @@ use crate::{
 /// What a general reason was raised for.
 pub(super) struct Subject<'a> {
     pub(super) method: Option<Method>,
+    /// PCI address of the HCA, where it is of one.
+    pub(super) hca: Option<String>,
     /// Kernel driver of the HCA.
     pub(super) driver: Option<&'a str>,
     pub(super) errno: Option<i64>,
@@ -38,6 +40,7 @@ pub(super) fn refine(reason: Reason, of: &Subject<'_>, around: &Surroundings) ->
         }
         Reason::DriverAbsent => logged(Reason::UnsignedModule, around, &["nvidia", "Key was rejected"])
             .or_else(|| logged(Reason::UnsignedModule, around, &["nvidia", "module verification failed"])),
+        Reason::HcaGone | Reason::HcaNotAnswering => firmware(of, around),
         Reason::NoRdmaDevices => no_rdma_module(of, around),
         Reason::TransferRefused => (around.remaps_peer_mmio == Some(false))
             .then(|| (Reason::PeerMmioUnmapped, "/proc/driver/nvidia/params: DmaRemapPeerMmio is 0".to_owned())),
@@ -104,6 +107,14 @@ fn no_path(of: &Subject<'_>, around: &Surroundings) -> Option<Specific> {
     [&["NVRM", "no P2P support"][..], &["NVRM", "FORCE_PCIE"], &["cannot be used for peer-to-peer DMA"]]
         .iter()
         .find_map(|words| logged(Reason::NoPeerToPeerPath, around, words))
+}
+
+/// What `mlx5_core` says of its card (`health.c`, `cmd.c`, and the port module events).
+fn firmware(of: &Subject<'_>, around: &Surroundings) -> Option<Specific> {
+    let card = of.hca.as_deref()?;
+    ["health compromised", "Fatal error", "firmware internal error", "insufficient power"]
+        .iter()
+        .find_map(|words| logged(Reason::HcaFirmwareFault, around, &["mlx5_core", card, words]))
 }
 
 /// The RDMA half of the network driver is not on this node at all.

@@ -69,7 +69,7 @@ fn specific_of_row(
     facts: &Facts<'_>,
     out: &mut Gathered,
 ) -> (Reason, Severity) {
-    let subject = Subject { method: None, driver: None, errno: None, bar1: None };
+    let subject = Subject { method: None, hca: None, driver: None, errno: None, bar1: None };
     match refine(reason, &subject, facts.surroundings) {
         Some((specific, seen)) => {
             out.raise(specific, severity, Some(gpu), None, seen);
@@ -109,6 +109,7 @@ pub(super) fn method_result(pair: &Pair, method: Method, facts: &Facts<'_>, out:
     let evidence = format!("{step} {code}").trim().to_owned();
     let subject = Subject {
         method: Some(method),
+        hca: facts.hcas.iter().find(|h| h.name == pair.hca).and_then(|h| h.pci).map(|pci| pci.to_string()),
         driver: facts.hcas.iter().find(|h| h.name == pair.hca).and_then(|h| h.driver.as_deref()),
         errno: result.code.as_ref().and_then(Code::as_errno),
         bar1: facts.surroundings.bar1.get(&pair.gpu).copied(),

@@ -102,18 +102,27 @@ fn elsewhere(facts: &Facts<'_>, out: &mut Gathered) {
 
 /// Raises a reason of the node as a whole, or the more specific one behind it.
 fn raise_of_node(reason: Reason, seen: &str, driver: Option<&str>, facts: &Facts<'_>, out: &mut Gathered) {
-    let subject = Subject { method: None, driver, errno: None, bar1: None };
+    let subject = Subject { method: None, hca: None, driver, errno: None, bar1: None };
     let (reason, more) = refine(reason, &subject, facts.surroundings).unwrap_or((reason, String::new()));
     out.raise(reason, Severity::Error, None, None, seen);
     out.raise(reason, Severity::Error, None, None, more);
 }
 
-/// A rail without a usable port; and where no port was ever ACTIVE, that alone.
+/// Drops within an hour that no maintenance explains.
+const FLAPPING: u64 = 3;
+
+/// A rail without a usable port, or one that comes and goes; and where no port was ever ACTIVE, that alone.
 fn ports(facts: &Facts<'_>, out: &mut Gathered) {
     for (hca, known) in facts.inventory.hcas.iter().zip(facts.hcas) {
         if known.rail && known.role == HcaRole::Eligible && !hca.usable() {
             let states: Vec<_> = hca.ports.iter().map(|p| format!("port {} is {}", p.number, p.state)).collect();
             out.raise(Reason::PortDown, Severity::Error, None, Some(&hca.name), states.join(", "));
+        }
+    }
+    for rail in facts.hcas.iter().filter(|h| h.rail) {
+        if let Some(drops) = facts.surroundings.link_drops.get(&rail.name).filter(|drops| **drops >= FLAPPING) {
+            let seen = format!("{}: link_downed rose by {drops} within an hour", rail.name);
+            out.raise(Reason::LinkFlapping, Severity::Info, None, Some(&rail.name), seen);
         }
     }
     let mut adapters = facts.hcas.iter().filter(|h| h.role != HcaRole::Excluded).peekable();

@@ -24,6 +24,30 @@ fn reasons(scene: &Scene) -> Vec<Reason> {
     scene.assess().findings.iter().map(|f| f.reason).collect()
 }
 
+/// In quotes or as a variant.
+#[test]
+fn every_reason_has_a_test_that_names_it() {
+    fn sources(dir: &std::path::Path, into: &mut String) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.to_string_lossy().into_owned();
+            if path.is_dir() {
+                sources(&path, into);
+            } else if name.contains("/tests/") || name.ends_with("tests.rs") {
+                into.push_str(&std::fs::read_to_string(path).unwrap_or_default());
+            }
+        }
+    }
+    let mut text = String::new();
+    for dir in ["src", "tests"] {
+        sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(dir), &mut text);
+    }
+    let named =
+        |reason: &Reason| [format!("\"{reason}\""), format!("Reason::{reason}")].iter().any(|n| text.contains(n));
+    let missing: Vec<_> = Reason::ALL.iter().filter(|reason| !named(reason)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 /// Two GPUs and two HCAs on one switch.
 fn small() -> Scene {
     let mut scene = Scene::new();

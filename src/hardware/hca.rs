@@ -261,6 +261,13 @@ pub(super) fn port_states(roots: &Roots, hca: &HcaFacts) -> Vec<String> {
     hca.ports.iter().map(|p| read_state(&ports.join(p.number.to_string()))).collect()
 }
 
+/// The sum of its ports' `counters/link_downed`. A read asks the firmware.
+pub(super) fn link_downed(roots: &Roots, hca: &HcaFacts) -> Option<u64> {
+    let ports = roots.sysfs.join("class/infiniband").join(&hca.name).join("ports");
+    let count = |p: &Port| read_trimmed(&ports.join(p.number.to_string()).join("counters/link_downed"))?.parse().ok();
+    hca.ports.iter().filter_map(count).reduce(|a: u64, b| a.saturating_add(b))
+}
+
 /// `4: ACTIVE`.
 fn read_state(port: &Path) -> String {
     let text = read_trimmed(&port.join("state"));

@@ -12,7 +12,7 @@ pub mod surroundings;
 pub mod topology;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -202,6 +202,16 @@ impl Inventory {
             || peermem(roots) != self.peermem
             || roots.sysfs.join("class/infiniband_verbs").is_dir() != self.uverbs
             || list_dir(&roots.sysfs.join("class/infiniband_verbs")) != self.verbs
+    }
+
+    /// How often the links of each HCA went down in its driver's life; many drivers do not count.
+    #[must_use]
+    pub fn links_downed(&self, pass: &Pass, roots: &Roots) -> BTreeMap<String, u64> {
+        let reading = |hca: &HcaFacts| {
+            let count = pass.device(&hca.name, || hca::link_downed(roots, hca)).flatten()?;
+            Some((hca.name.clone(), count))
+        };
+        self.hcas.iter().filter(|hca| !hca.away).filter_map(reading).collect()
     }
 
     /// Takes distances from a topology file. One that knows no pair of this machine changes nothing.

@@ -33,6 +33,8 @@ pub struct Surroundings {
     pub bar1: BTreeMap<PciAddress, u64>,
     /// `DmaRemapPeerMmio` of the NVIDIA module.
     pub remaps_peer_mmio: Option<bool>,
+    /// How often the link of each HCA went down within the last hour, as the agent has counted.
+    pub link_drops: BTreeMap<String, u64>,
     /// What the kubelet's device plugins offer; it does not say so to everybody.
     pub listed: Option<Vec<Listed>>,
     /// Lines of the kernel's log that name the drivers concerned, the newest last.

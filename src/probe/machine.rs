@@ -47,6 +47,8 @@ pub trait Machine: Send + Sync {
     fn hca(&self, known: &HcaFacts) -> Option<HcaFacts>;
     /// Whether anything that matters may have changed; much cheaper than another inventory.
     fn changed_since(&self, last: &Arc<Inventory>) -> bool;
+    /// How often the links of each HCA went down, where that is counted. Asks firmware.
+    fn links_downed(&self, last: &Arc<Inventory>) -> BTreeMap<String, u64>;
     /// Does it work; touches the devices, in a child.
     fn probe(&self, task: Task) -> Answer<'_>;
     /// What is around its devices; `troubled`: with what only a failure is worth.
@@ -108,6 +110,11 @@ impl Machine for RealMachine {
     fn changed_since(&self, last: &Arc<Inventory>) -> bool {
         let (last, roots) = (Arc::clone(last), self.roots.clone());
         self.reader.read(move |pass| last.differs_at_a_glance(pass, &roots))
+    }
+
+    fn links_downed(&self, last: &Arc<Inventory>) -> BTreeMap<String, u64> {
+        let (last, roots) = (Arc::clone(last), self.roots.clone());
+        self.reader.read(move |pass| last.links_downed(pass, &roots))
     }
 
     fn probe(&self, task: Task) -> Answer<'_> {

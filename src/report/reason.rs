@@ -84,6 +84,10 @@ reasons! {
     HcaGone,
     /// The HCA does not answer its driver.
     HcaNotAnswering,
+    /// The HCA's firmware or power failed, by its driver's own words.
+    HcaFirmwareFault,
+    /// A link that is down again and again.
+    LinkFlapping,
     /// No room for another context, PD or queue on the HCA.
     HcaOutOfResources,
     /// Some other failure inside verbs.

@@ -5,6 +5,7 @@ mod profile;
 mod profiles;
 
 use std::{
+    collections::BTreeMap,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -90,6 +91,10 @@ impl Machine for SimulatedMachine {
     fn changed_since(&self, last: &Arc<Inventory>) -> bool {
         let profile = self.profile();
         self.shown(&profile) != **last || self.faults_changed(profile.faults)
+    }
+
+    fn links_downed(&self, _: &Arc<Inventory>) -> BTreeMap<String, u64> {
+        BTreeMap::new()
     }
 
     fn probe(&self, task: Task) -> Answer<'_> {

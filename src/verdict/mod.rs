@@ -4,6 +4,7 @@ pub mod damping;
 pub mod devices;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod links;
 mod nearest;
 mod outlook;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use crate::{
     usage::Spared,
 };
 
+pub use links::Links;
 pub use outlook::{Outlook, accept, forget_another_driver, note_driver};
 pub use roles::{hcas_to_probe, is_checked, matches_hca};
 pub use state::judge;

@@ -129,3 +129,22 @@ fn adapters_that_were_always_elsewhere_are_not_missing() {
     assert_eq!(report["verdict"]["reason"], "HcasInPods");
     assert!(find(&report, "NoRdmaDevices").is_none());
 }
+
+/// Drops between two looks show in a counter alone.
+#[test]
+fn a_link_that_flaps_is_told_of() {
+    let node = Node::new(1, 1);
+    let counter = node.tree.sys("class/infiniband/mlx5_0/ports/1/counters/link_downed");
+    fs::create_dir_all(counter.parent().unwrap()).unwrap();
+    fs::write(&counter, "17\n").unwrap();
+    let agent = Agent::start(&node);
+    let report = agent.becomes("ready");
+    assert!(find(&report, "LinkFlapping").is_none(), "what was before is not lately");
+    thread::sleep(Duration::from_secs(2));
+    fs::write(&counter, "20\n").unwrap();
+    // A change of state has the counters read at once.
+    node.tree.function("0000:60:00.0", ("0x8086", "0x1521"), "0x020000", "igb");
+    let report = agent.report("told", |report| find(report, "LinkFlapping").is_some());
+    assert_eq!(finding(&report, "LinkFlapping")["hcas"], serde_json::json!(["mlx5_0"]));
+    assert_eq!(report["verdict"]["state"], "ready");
+}

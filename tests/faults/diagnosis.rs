@@ -279,3 +279,44 @@ fn a_gpu_that_is_initialised_anew_each_time() {
     let report = node.check(&[]).exits(0).json();
     assert_eq!(finding(&report, "PersistenceOff")["severity"], "info");
 }
+
+#[test]
+fn a_child_that_cannot_be_started_is_the_sandboxs_fault() {
+    let mut node = node();
+    // Nothing can be put in the run folder, or in the one for temporary files.
+    let run = node.home.path("run");
+    fs::write(&run, "").unwrap();
+    node.set("TMPDIR", run.to_str().unwrap());
+    let report = node.check(&[]).exits(3).json();
+    raises(&report, "ProbeNotStarted", "warning", "spawn", "ProbeCrashed");
+    assert_eq!(finding(&report, "ProbeNotStarted")["who"], "agent");
+    assert_eq!(report["verdict"]["state"], "unknown");
+}
+
+#[test]
+fn a_roce_port_without_an_address_can_send_nothing() {
+    let node = node();
+    node.home.configure("check: { deepSize: 128KiB }\n");
+    let port = node.tree.sys("class/infiniband/mlx5_0/ports/1");
+    fs::write(port.join("link_layer"), "Ethernet\n").unwrap();
+    let report = node.check(&["--loopback"]).exits(0).json();
+    raises(&report, "NoUsableGid", "info", "RoCE v2", "LoopbackImpossible");
+    assert_eq!(report["pairs"][0]["peermem"]["loopback"]["outcome"], "skipped");
+    fs::create_dir_all(port.join("gid_attrs/types")).unwrap();
+    fs::write(port.join("gid_attrs/types/0"), "RoCE v2\n").unwrap();
+    let report = node.check(&["--loopback"]).exits(0).json();
+    assert!(find(&report, "NoUsableGid").is_none(), "{:#}", report["findings"]);
+}
+
+/// Of another card its driver says nothing.
+#[test]
+fn a_card_whose_firmware_failed_by_its_drivers_words() {
+    let mut node = node();
+    node.order("ibv_open_device=code:5");
+    logged(&node, "mlx5_core 0000:99:00.0: mlx5_health_check_fatal_sensors: Fatal error 1 detected");
+    let report = node.check(&[]).exits(3).json();
+    raises(&report, "HcaGone", "warning", "EIO", "HcaFirmwareFault");
+    logged(&node, "mlx5_core 0000:40:00.0: device's health compromised - reached miss count");
+    let report = node.check(&[]).exits(3).json();
+    raises(&report, "HcaFirmwareFault", "warning", "miss count", "HcaGone");
+}
