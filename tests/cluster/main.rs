@@ -104,6 +104,16 @@ fn from_install_to_uninstall() {
     same(&self::agents(&cluster), &agents).expect("a profile's change rolls no pod");
     cluster.kubectl(&["delete", "pod", "filler", "waiting", "--now"]);
 
+    step("the port of a device that a pod holds: the pod's own status says so, and nothing else happens to it");
+    let fault = format!(r#"simulate.yaml.faults=[{{"hca":"{}","port":"DOWN"}}]"#, held[0]);
+    helm(&cluster, "upgrade", &["--set-json", &fault]);
+    health_of(&cluster, "training", "Unhealthy");
+    same(&identity(&cluster, "training"), &before).unwrap();
+    helm(&cluster, "upgrade", &[]);
+    health_of(&cluster, "training", "Healthy");
+    same(&identity(&cluster, "training"), &before).unwrap();
+    node.becomes("ready", 8);
+
     step("kubelet killed: the resource comes back, the label never moves");
     let watch = cluster.watch("n1", node::STATE);
     node.kill_kubelet();
@@ -130,11 +140,25 @@ fn from_install_to_uninstall() {
     step("helm upgrade with another configuration: the same");
     let watch = cluster.watch("n1", node::STATE);
     let old = node.agent();
-    helm(&cluster, "upgrade", &["--set", "config.log.level=debug"]);
+    helm(&cluster, "upgrade", &["--set", "config.publish.heartbeat=10s"]);
     node.agent_is_another_than(&old);
     node.becomes("ready", 8);
     same(&watch.values(), &vec!["ready True".to_owned()]).unwrap();
     same(&identity(&cluster, "training"), &before).unwrap();
+
+    step("a node deleted and made again under its name: published in full by the next heartbeat");
+    let again = Node { cluster: &cluster, name: "n2" };
+    again.becomes("ready", 8);
+    let uid = again.object()["metadata"]["uid"].clone();
+    cluster.kubectl(&["delete", "node", "n2"]);
+    again.kill_kubelet();
+    again.becomes("ready", 8);
+    assert_ne!(again.object()["metadata"]["uid"], uid);
+    same(&again.condition().expect("a condition")["status"], &json!("True")).unwrap();
+    same(&again.object()["metadata"]["labels"]["gpudirect-rdma/simulated"], &json!("true")).unwrap();
+    // Whoever else labelled the old node must do it again.
+    cluster.kubectl(&["label", "node", "n2", "example.com/team=other"]);
+    cluster.kubectl(&["annotate", "node", "n2", "example.com/note=keep"]);
 
     step("the API server never had to refuse the agent anything");
     same(&policy::refusals(&cluster), &Vec::new()).unwrap();
@@ -198,6 +222,16 @@ fn pod(name: &str, devices: u32) -> Value {
 
 fn runs(cluster: &Cluster, name: &str) {
     cluster.kubectl(&["wait", "--for=condition=Ready", "--timeout=90s", &format!("pod/{name}")]);
+}
+
+/// Waits until the kubelet says so of the device that a pod holds (`allocatedResourcesStatus`).
+fn health_of(cluster: &Cluster, pod: &str, health: &str) {
+    eventually(&format!("the device of {pod} is {health} in its status"), || {
+        let pod = cluster.get(&["pod", pod]);
+        let all = &pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"];
+        let ours = all.as_array().into_iter().flatten().find(|status| status["name"] == RESOURCE);
+        same(&ours.map(|status| status["resources"][0]["health"].clone()), &Some(json!(health)))
+    });
 }
 
 /// What a pod would lose by a restart.

@@ -86,7 +86,8 @@ impl Node<'_> {
             let new = find();
             if !new.is_empty() && new != old { Ok(()) } else { Err(new) }
         });
-        let address = "--server=https://10.99.0.11:10250";
+        let last = self.name.trim_start_matches('n');
+        let address = &format!("--server=https://10.99.0.1{last}:10250");
         eventually("the kubelet answers", || {
             let get = ["get", "--raw", "/healthz", "--insecure-skip-tls-verify", address];
             self.cluster.try_run("kubectl", &get)
