@@ -59,6 +59,19 @@ fn an_hca_that_hangs_takes_no_other_along() {
     assert!(evidence(timeout).contains("ibv_alloc_pd"), "{timeout:#}");
 }
 
+/// Where the time is over for good, what comes behind was never tried, and says so.
+#[test]
+fn what_was_not_reached_is_not_said_to_hang() {
+    let mut node = Node::new(1, 2);
+    node.home.configure("check: { timeout: 2s }\n");
+    node.order("ibv_alloc_pd/mlx5_0=hang");
+    let report = node.check(&[]).exits(3).json();
+    let steps = |n: usize| (&report["pairs"][n]["dmaBuf"]["outcome"], &report["pairs"][n]["dmaBuf"]["step"]);
+    assert_eq!(steps(0), (&"unknown".into(), &"ibv_alloc_pd".into()));
+    assert_eq!(steps(1), (&"unknown".into(), &"not reached".into()));
+    assert_eq!(finding(&report, "ProbeTimeout")["hcas"], serde_json::json!(["mlx5_0"]));
+}
+
 #[test]
 fn one_sick_gpu_fails_no_other_row() {
     for (fault, outcome, reason) in [
