@@ -49,8 +49,8 @@ lint: prepare ## rustfmt, clippy, cargo deny, helm lint, manifests and docs up t
 fmt: ## Format the code
 	cargo fmt --all
 
-bench: prepare ## Time of a whole check, beside a program for one pair at a time (2 minutes)
-	cargo bench --locked --bench pairs
+bench: prepare ## Time of a whole check beside one pair at a time, and of the kubelet's calls (10 minutes)
+	cargo bench --locked --bench pairs --bench kubelet
 
 image: release ## The container image, as target/image/gdr-agent.tar
 	tests/image/build

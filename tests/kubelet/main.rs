@@ -1,6 +1,7 @@
 //! The kubelet's contract, point by point, under the real binary; `docs/kubelet.md` has the points.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod agent;
 mod allocation;
 mod fake;
 mod faults;
@@ -9,104 +10,14 @@ mod support;
 
 use std::{
     fs,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
 
+use agent::Agent;
 use fake::{Kubelet, Mood};
-use support::{Home, PROFILE};
 
 pub(crate) const HCA: &str = "gpudirect-rdma/hca";
-
-/// An agent with a folder of its own for a kubelet.
-pub(crate) struct Agent {
-    pub(crate) home: Home,
-    children: Vec<Child>,
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-impl Agent {
-    /// Not started yet; `more` is further configuration.
-    pub(crate) fn new(more: &str) -> Self {
-        let agent = Self { home: Home::new(), children: Vec::new() };
-        fs::create_dir_all(agent.folder()).unwrap();
-        agent.home.configure(&format!(
-            "kubelet: {{ devicePlugins: '{}', podResources: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: null }}\nlog: {{ format: text }}\n{more}\n",
-            agent.folder().display(),
-            agent.home.path("none").display()
-        ));
-        agent.faults("");
-        agent
-    }
-
-    pub(crate) fn running(more: &str) -> Self {
-        let mut agent = Self::new(more);
-        agent.start();
-        agent
-    }
-
-    pub(crate) fn folder(&self) -> PathBuf {
-        self.home.path("device-plugins")
-    }
-
-    pub(crate) fn faults(&self, faults: &str) {
-        // Replaced as a whole: the agent reads it at each look.
-        let file = self.home.file("new.yaml", &format!("{PROFILE}faults: [ {faults} ]\n"));
-        fs::rename(file, self.home.path("profile.yaml")).unwrap();
-    }
-
-    pub(crate) fn start(&mut self) {
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.home.path("log")).unwrap();
-        let mut command = Command::new(support::BINARY);
-        command.arg("run").arg("--simulate").arg(self.home.path("profile.yaml")).args(["--node-name", "n1"]);
-        command.arg("--config").arg(self.home.path("config.yaml")).arg("--run-dir").arg(self.home.path("run"));
-        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        self.children.push(command.spawn().unwrap());
-    }
-
-    /// SIGTERM, and how long it took.
-    pub(crate) fn stop(&mut self) -> Duration {
-        let mut child = self.children.remove(0);
-        let start = Instant::now();
-        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-        assert!(child.wait().unwrap().success());
-        start.elapsed()
-    }
-
-    pub(crate) fn kill(&mut self) {
-        let mut child = self.children.remove(0);
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
-    /// A check now, as soon as the agent answers.
-    pub(crate) fn recheck(&self) {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while self.home.run(&["recheck"]).status != Some(0) {
-            assert!(Instant::now() < deadline, "{}", self.log());
-            sleep(Duration::from_millis(50));
-        }
-    }
-
-    pub(crate) fn log(&self) -> String {
-        fs::read_to_string(self.home.path("log")).unwrap_or_default()
-    }
-
-    pub(crate) fn sockets(&self) -> Vec<PathBuf> {
-        let all = fs::read_dir(self.folder()).unwrap().flatten().map(|entry| entry.path());
-        all.filter(|path| !path.ends_with("kubelet.sock")).collect()
-    }
-}
 
 #[test]
 fn p02_the_endpoint_is_a_bare_name_of_a_socket_that_is_served() {

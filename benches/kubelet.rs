@@ -1,0 +1,229 @@
+//! How fast the kubelet is served, beside a plugin whose handlers are empty: `make bench`.
+//!
+//! A fake kubelet, and the agent on a simulated machine, each a process of its own. Times are of this machine; what
+//! counts beside the bars is the ratio to the empty handler, whose calls alternate with the agent's.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a bench fails by panicking")]
+#![allow(dead_code, reason = "what is shared with the tests")]
+
+#[path = "../tests/kubelet/agent.rs"]
+mod agent;
+#[path = "../tests/kubelet/fake.rs"]
+mod fake;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::{
+    env,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use agent::Agent;
+use fake::{
+    Kubelet,
+    v1beta1::{
+        AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
+        DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
+        PreferredAllocationRequest, PreferredAllocationResponse, device_plugin_client, device_plugin_server,
+    },
+};
+use prost::Message as _;
+use support::standins::Node;
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status, transport::Endpoint};
+
+const HCA: &str = "gpudirect-rdma/hca";
+const TIMES: usize = 20;
+const CALLS: usize = 2000;
+
+fn main() {
+    if let Some(socket) = env::args().skip_while(|argument| argument != "empty").nth(1) {
+        return serve_nothing(Path::new(&socket));
+    }
+    calls();
+    lives();
+    many();
+}
+
+fn show(what: &str, mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
+    println!("{what:<44} {:>9.3} ms {:>9.3} ms", median.as_secs_f64() * 1e3, worst.as_secs_f64() * 1e3);
+    median
+}
+
+/// `Allocate` and `GetPreferredAllocation`, each beside an answer without any work.
+fn calls() {
+    println!("{:<44} {:>12} {:>12}", "", "median", "worst");
+    let agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    let nothing = Nothing::start(&agent.home.path("nothing.sock"));
+    let ids = || vec!["0000:18:00.0".to_owned()];
+    let allocation = || AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids: ids() }] };
+    let preference = || PreferredAllocationRequest {
+        container_requests: vec![ContainerPreferredAllocationRequest {
+            available_device_i_ds: (0..8).map(|n| format!("0000:{n:02x}:00.0")).chain(ids()).collect(),
+            allocation_size: 2,
+            ..ContainerPreferredAllocationRequest::default()
+        }],
+    };
+    let mut times: [Vec<Duration>; 3] = Default::default();
+    for _ in 0..CALLS {
+        let start = Instant::now();
+        nothing.call(allocation());
+        times[0].push(start.elapsed());
+        let start = Instant::now();
+        kubelet.call(HCA, |mut client| async move { client.allocate(allocation()).await }).unwrap();
+        times[1].push(start.elapsed());
+        let start = Instant::now();
+        kubelet.call(HCA, |mut client| async move { client.get_preferred_allocation(preference()).await }).unwrap();
+        times[2].push(start.elapsed());
+    }
+    let [empty, allocate, prefer] = times;
+    let empty = show("empty Allocate", empty);
+    let allocate = show("Allocate", allocate);
+    let prefer = show("GetPreferredAllocation", prefer);
+    println!("Allocate is {:.2} times the empty one;", allocate.as_secs_f64() / empty.as_secs_f64());
+    println!("GetPreferredAllocation is {:.2} times Allocate.", prefer.as_secs_f64() / allocate.as_secs_f64());
+}
+
+/// Start, end, and the kubelet's restart, with a verdict of this boot in the store.
+fn lives() {
+    let mut agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    let (mut starts, mut ends) = (Vec::new(), Vec::new());
+    for _ in 0..TIMES {
+        ends.push(agent.stop());
+        kubelet.offers(HCA, 0);
+        let start = Instant::now();
+        agent.start();
+        starts.push(kubelet.offers(HCA, 8) - start);
+    }
+    show("start, until the kubelet has the devices", starts);
+    show("SIGTERM, until the process is gone", ends);
+    let mut kubelet = kubelet;
+    let mut restarts = Vec::new();
+    for _ in 0..TIMES {
+        kubelet.stop();
+        std::thread::sleep(Duration::from_millis(300));
+        kubelet = Kubelet::start(&agent.folder());
+        restarts.push(kubelet.offers(HCA, 8) - kubelet.began);
+    }
+    show("kubelet restarts, until it has the devices", restarts);
+}
+
+/// 16 resources over 64 HCAs with 128 shares of each.
+fn many() {
+    let node = Node::new(1, 64);
+    let folder = node.home.path("device-plugins");
+    let resource = |n: usize| {
+        let select: Vec<_> = (4 * n..4 * n + 4).map(|h| format!("{{ name: mlx5_{h} }}")).collect();
+        format!("- {{ name: bench.io/hca-{n}, replicas: 128, select: [ {} ] }}\n", select.join(", "))
+    };
+    let resources: String = (0..16).map(resource).collect();
+    node.home.configure(&format!(
+        "kubelet: {{ devicePlugins: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: null }}\nresources:\n{resources}",
+        folder.display()
+    ));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut command = node.free(&["run", "--node-name", "n1"]);
+    let child = Ends(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let mut kubelet = Kubelet::start(&folder);
+    let all = |kubelet: &Kubelet| (0..16).map(|n| kubelet.offers(&format!("bench.io/hca-{n}"), 512)).max().unwrap();
+    all(&kubelet);
+    let mut times = Vec::new();
+    for _ in 0..TIMES {
+        kubelet.stop();
+        kubelet = Kubelet::start(&folder);
+        times.push(all(&kubelet) - kubelet.began);
+    }
+    show("16 resources, 64 HCAs, 128 shares of each", times);
+    let largest = (0..16)
+        .flat_map(|n| kubelet.messages(&format!("bench.io/hca-{n}")))
+        .map(|message| ListAndWatchResponse { devices: message.devices }.encoded_len())
+        .max();
+    println!("their largest message has {} KiB.", largest.unwrap_or_default() >> 10);
+    drop(child);
+}
+
+/// A process that ends with its owner.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The plugin with empty handlers, in a process of its own, and a connection to it.
+struct Nothing {
+    runtime: tokio::runtime::Runtime,
+    client: device_plugin_client::DevicePluginClient<tonic::transport::Channel>,
+    _process: Ends,
+}
+
+impl Nothing {
+    fn start(socket: &Path) -> Self {
+        let process = Command::new(env::current_exe().unwrap()).arg("empty").arg(socket).spawn().unwrap();
+        while !socket.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let endpoint = Endpoint::try_from(format!("unix://{}", socket.display())).unwrap();
+        let channel = runtime.block_on(endpoint.connect()).unwrap();
+        Self { runtime, client: device_plugin_client::DevicePluginClient::new(channel), _process: Ends(process) }
+    }
+
+    fn call(&self, request: AllocateRequest) {
+        let mut client = self.client.clone();
+        self.runtime.block_on(async move { client.allocate(request).await }).unwrap();
+    }
+}
+
+struct Empties;
+
+#[tonic::async_trait]
+impl device_plugin_server::DevicePlugin for Empties {
+    type ListAndWatchStream =
+        std::pin::Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send + 'static>>;
+
+    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions::default()))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        Ok(Response::new(Box::pin(tokio_stream::pending())))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        _: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        Ok(Response::new(PreferredAllocationResponse::default()))
+    }
+
+    async fn allocate(&self, _: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        Ok(Response::new(AllocateResponse::default()))
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse::default()))
+    }
+}
+
+fn serve_nothing(socket: &Path) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let listener = tokio::net::UnixListener::bind(socket).unwrap();
+        let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+        let service = device_plugin_server::DevicePluginServer::new(Empties);
+        tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
+    });
+}
