@@ -146,6 +146,14 @@ fn from_install_to_uninstall() {
     same(&watch.values(), &vec!["ready True".to_owned()]).unwrap();
     same(&identity(&cluster, "training"), &before).unwrap();
 
+    step("the API server never had to refuse the agent anything");
+    same(&policy::refusals(&cluster), &Vec::new()).unwrap();
+
+    step("an agent's token: its own node, its own keys, and no further");
+    same(&policy::rights(&cluster), &vec!["nodes [] [] [get]".to_owned(), "nodes/status [] [] [patch]".to_owned()])
+        .unwrap();
+    policy::holds(&cluster, &node);
+
     step("a node deleted and made again under its name: published in full by the next heartbeat");
     let again = Node { cluster: &cluster, name: "n2" };
     again.becomes("ready", 8);
@@ -160,13 +168,38 @@ fn from_install_to_uninstall() {
     cluster.kubectl(&["label", "node", "n2", "example.com/team=other"]);
     cluster.kubectl(&["annotate", "node", "n2", "example.com/note=keep"]);
 
-    step("the API server never had to refuse the agent anything");
-    same(&policy::refusals(&cluster), &Vec::new()).unwrap();
+    step("devices by CDI: the container runtime reads what the agent wrote");
+    let cdi = ["--set", "config.cdi.enabled=true,config.policy.damping.hold=10m"];
+    let old = node.agent();
+    helm(&cluster, "upgrade", &cdi);
+    node.agent_is_another_than(&old);
+    node.offers(8);
+    cluster.apply("by-cdi", &pod("by-cdi", 2));
+    runs(&cluster, "by-cdi");
+    same(&hcas_of(&cluster, "by-cdi").len(), &2).unwrap();
+    let specs = cluster.run("on-node", &["n1", "sh", "-c", "cat /var/run/cdi/*"]);
+    assert!(specs.contains("cdiVersion") && specs.contains("gpudirect-rdma"), "{specs}");
 
-    step("an agent's token: its own node, its own keys, and no further");
-    same(&policy::rights(&cluster), &vec!["nodes [] [] [get]".to_owned(), "nodes/status [] [] [patch]".to_owned()])
-        .unwrap();
-    policy::holds(&cluster, &node);
+    step("a port that flaps: from the third drop on its device waits, and no pod is refused at admission");
+    let flapping = format!(r#"simulate.yaml.faults=[{{"hca":"{}","port":"DOWN"}}]"#, free_hca(&cluster));
+    let down = [&cdi[..], &["--set-json", &flapping]].concat();
+    for drop in 1..=6 {
+        helm(&cluster, "upgrade", &down);
+        node.offers(7);
+        helm(&cluster, "upgrade", &cdi);
+        if drop < 3 {
+            node.offers(8);
+        } else {
+            // It would be back by now.
+            thread::sleep(Duration::from_secs(4));
+            node.offers(7);
+        }
+        let name = format!("flap-{drop}");
+        cluster.apply(&name, &pod(&name, 1));
+        runs(&cluster, &name);
+        cluster.kubectl(&["delete", "pod", &name, "--now"]);
+    }
+    same(&identity(&cluster, "training"), &before).unwrap();
 
     step("helm uninstall: nothing of the agent stays on the nodes");
     cluster.run("helm", &["uninstall", "gdr-agent", "-n", "gdr-system", "--wait", "--timeout", "2m"]);
@@ -222,6 +255,12 @@ fn pod(name: &str, devices: u32) -> Value {
 
 fn runs(cluster: &Cluster, name: &str) {
     cluster.kubectl(&["wait", "--for=condition=Ready", "--timeout=90s", &format!("pod/{name}")]);
+}
+
+/// An adapter that no pod holds.
+fn free_hca(cluster: &Cluster) -> String {
+    let held: Vec<String> = ["training", "by-cdi"].iter().flat_map(|pod| hcas_of(cluster, pod)).collect();
+    (0..8).map(|n| format!("mlx5_{n}")).find(|name| !held.contains(name)).expect("one is free")
 }
 
 /// Waits until the kubelet says so of the device that a pod holds (`allocatedResourcesStatus`).

@@ -36,6 +36,14 @@ impl Node<'_> {
         });
     }
 
+    /// Waits for the allocatable devices alone.
+    pub(crate) fn offers(&self, devices: u32) {
+        eventually(&format!("{} offers {devices} devices", self.name), || {
+            let node = self.object();
+            same(&node["status"]["allocatable"][crate::RESOURCE].as_str(), &Some(devices.to_string().as_str()))
+        });
+    }
+
     /// All keys and conditions that only the agent writes.
     pub(crate) fn ours(&self) -> Vec<String> {
         let node = self.object();
