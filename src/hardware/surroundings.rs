@@ -37,11 +37,13 @@ pub struct Surroundings {
     pub link_drops: BTreeMap<String, u64>,
     /// What the kubelet's device plugins offer; it does not say so to everybody.
     pub listed: Option<Vec<Listed>>,
+    /// What pods hold of device plugins, where the kubelet says so.
+    pub held: Option<Vec<Listed>>,
     /// Lines of the kernel's log that name the drivers concerned, the newest last.
     pub log: Vec<String>,
 }
 
-/// One device that a device plugin offers on this node.
+/// One device of a device plugin on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
     /// The resource, `nvidia.com/gpu`.

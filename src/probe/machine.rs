@@ -157,7 +157,7 @@ impl Machine for RealMachine {
             // kallsyms alone is ten megabytes.
             let read = move || Surroundings::read(&roots, &host, &gpus, troubled);
             let read = tokio::task::spawn_blocking(read).await.unwrap_or_default();
-            Surroundings { listed: self.pods.listed().await, ..read }
+            Surroundings { listed: self.pods.listed().await, held: self.pods.held().await, ..read }
         })
     }
 

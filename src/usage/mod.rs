@@ -7,7 +7,7 @@ mod rules;
 
 use serde::{Deserialize, Serialize};
 
-pub use offers::also_in;
+pub use offers::{also_in, is_held};
 pub use pods::Pods;
 pub use rules::{Decision, judge};
 

@@ -5,6 +5,14 @@ use crate::{
     hardware::{HcaFacts, Listed},
 };
 
+/// Whether a pod holds an HCA, a share of it or a pair with it, by a resource of the agent's own.
+#[must_use]
+pub fn is_held(id: &str, held: &[Listed], own: &[Resource]) -> bool {
+    let is_part =
+        |of: &Listed| of.id.strip_prefix(id).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_hexdigit()));
+    held.iter().any(|of| own.iter().any(|resource| resource.name == of.resource) && is_part(of))
+}
+
 /// The resource of another plugin that hands out this HCA too, among what the kubelet lists. Plugins call
 /// a device by its PCI address (SR-IOV's) or by its name; those that only count say nothing.
 #[must_use]
@@ -21,6 +29,19 @@ pub fn also_in<'l>(hca: &HcaFacts, listed: &'l [Listed], own: &[Resource]) -> Op
 mod tests {
     use super::*;
     use crate::{probe::Machine, simulate::SimulatedMachine};
+
+    #[test]
+    fn what_a_pod_holds_is_whole_or_a_part() {
+        let own = [Resource::default()];
+        let held = |resource: &str, id: &str| {
+            is_held("0000:18:00.0", &[Listed { resource: resource.into(), id: id.into() }], &own)
+        };
+        for id in ["0000:18:00.0", "0000:18:00.0::3", "0000:18:00.0_GPU-1"] {
+            assert!(held("gpudirect-rdma/hca", id), "{id}");
+            assert!(!held("openshift.io/rails", id), "another's");
+        }
+        assert!(!held("gpudirect-rdma/hca", "0000:19:00.0"));
+    }
 
     #[test]
     fn knows_an_hca_by_its_address_and_its_name() {

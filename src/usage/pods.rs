@@ -72,13 +72,21 @@ impl Pods {
     pub async fn listed(&self) -> Option<Vec<Listed>> {
         let socket = self.socket.as_deref()?;
         match tokio::time::timeout(DEADLINE, allocatable(socket)).await {
-            Ok(Ok(answer)) => Some(flat(answer)),
+            Ok(Ok(answer)) => Some(flat(answer.devices)),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "the kubelet does not say what device plugins offer");
                 None
             }
             Err(_) => None,
         }
+    }
+
+    /// Everything of device plugins that pods hold; `None` where the kubelet does not say.
+    pub async fn held(&self) -> Option<Vec<Listed>> {
+        let socket = self.socket.as_deref()?;
+        let list = tokio::time::timeout(DEADLINE, list(socket)).await.ok()?.ok()?;
+        let containers = list.pod_resources.into_iter().flat_map(|pod| pod.containers);
+        Some(flat(containers.flat_map(|container| container.devices)))
     }
 
     /// Says a trouble once, and again when it is another one.
@@ -116,12 +124,12 @@ async fn allocatable(socket: &Path) -> io::Result<AllocatableResourcesResponse> 
     answer(client(socket).await?.get_allocatable_resources(AllocatableResourcesRequest {}).await)
 }
 
-fn flat(answer: AllocatableResourcesResponse) -> Vec<Listed> {
+fn flat(devices: impl IntoIterator<Item = ContainerDevices>) -> Vec<Listed> {
     let of_resource = |devices: ContainerDevices| {
         let resource = devices.resource_name;
         devices.device_ids.into_iter().map(move |id| Listed { resource: resource.clone(), id })
     };
-    answer.devices.into_iter().flat_map(of_resource).collect()
+    devices.into_iter().flat_map(of_resource).collect()
 }
 
 /// The first pod that has a GPU or a part of it, with what it is called there.

@@ -180,6 +180,24 @@ fn from_install_to_uninstall() {
     let specs = cluster.run("on-node", &["n1", "sh", "-c", "cat /var/run/cdi/*"]);
     assert!(specs.contains("cdiVersion") && specs.contains("gpudirect-rdma"), "{specs}");
 
+    if std::env::var_os("CLUSTER_SLOW").is_some() {
+        step("the agent away for six minutes: no capacity, pods still run, and all is back without help");
+        let select =
+            |selector: Value| json!({ "spec": { "template": { "spec": { "nodeSelector": selector } } } }).to_string();
+        let patch = |selector: Value| {
+            cluster.kubectl(&["-n", "gdr-system", "patch", "daemonset", "gdr-agent", "-p", &select(selector)]);
+        };
+        patch(json!({ "nowhere": "at-all" }));
+        thread::sleep(Duration::from_secs(360));
+        node.offers(0);
+        same(&node.object()["status"]["capacity"][RESOURCE], &json!("0")).unwrap();
+        same(&identity(&cluster, "training"), &before).unwrap();
+        patch(json!({ "nowhere": null }));
+        node.offers(8);
+        same(&node.object()["status"]["capacity"][RESOURCE], &json!("8")).unwrap();
+        same(&identity(&cluster, "training"), &before).unwrap();
+    }
+
     step("a port that flaps: from the third drop on its device waits, and no pod is refused at admission");
     let flapping = format!(r#"simulate.yaml.faults=[{{"hca":"{}","port":"DOWN"}}]"#, free_hca(&cluster));
     let down = [&cdi[..], &["--set-json", &flapping]].concat();

@@ -37,10 +37,9 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Kubelet {
         &self,
         _: Request<v1::ListPodResourcesRequest>,
     ) -> Result<Response<v1::ListPodResourcesResponse>, Status> {
-        let devices = v1::ContainerDevices {
-            resource_name: "nvidia.com/gpu".into(),
-            device_ids: vec![self.0.lock().unwrap().clone()],
-        };
+        let id = self.0.lock().unwrap().clone();
+        let resource = if id.starts_with("0000:") { "gpudirect-rdma/hca" } else { "nvidia.com/gpu" };
+        let devices = v1::ContainerDevices { resource_name: resource.into(), device_ids: vec![id] };
         let container = v1::ContainerResources { devices: vec![devices], ..Default::default() };
         let pod = v1::PodResources { name: "train-0".into(), namespace: "ml".into(), containers: vec![container] };
         Ok(Response::new(v1::ListPodResourcesResponse { pod_resources: vec![pod] }))
@@ -171,4 +170,34 @@ fn an_hca_that_another_plugin_offers_too() {
         let (node, _) = self::node("0000:40:00.0", more);
         assert!(find(&node.check(&[]).exits(0).json(), "OfferedTwice").is_none(), "{more}");
     }
+}
+
+/// As a VF that is taken away: capacity does not shrink for what a pod is using, and shrinks when it is free.
+#[test]
+fn a_device_whose_function_is_gone_leaves_when_no_pod_holds_it() {
+    let (node, held) = node("0000:41:00.0", "publish: { mode: none }\nhttp: { listen: null }\nresources: [ {} ]\n");
+    let agent = Running(begin(&node, &["run", "--node-name", "n1"]));
+    let devices = |wanted: usize| {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            let text = fs::read_to_string(node.home.path("store/state.json")).unwrap_or_default();
+            let store: Value = serde_json::from_str(&text).unwrap_or_default();
+            if store["devices"].as_object().is_some_and(|all| all.len() == wanted) {
+                return;
+            }
+            assert!(Instant::now() < end, "never {wanted}: {:#}", store["devices"]);
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let recheck = || node.command(&["recheck"]).output().unwrap();
+    devices(2);
+    for gone in ["class/infiniband/mlx5_1", "bus/pci/devices/0000:41:00.0"] {
+        fs::remove_file(node.tree.sys(gone)).unwrap();
+    }
+    recheck();
+    devices(2);
+    *held.lock().unwrap() = "nothing".to_owned();
+    recheck();
+    devices(1);
+    drop(agent);
 }

@@ -6,10 +6,11 @@ use jiff::Timestamp;
 
 use super::{Agent, Published, pace, same, write_report};
 use crate::{
+    hardware::HcaFacts,
     kubelet::Device,
     report::HcaRole,
     store::{Memory, Transition},
-    usage::also_in,
+    usage::{also_in, is_held},
     verdict::{self, Assessment, Input, Stamp, damping, devices},
 };
 
@@ -125,6 +126,19 @@ impl Agent {
                 devices::checked(memory, good, &self.context.config.policy.damping);
             }
         }
+        if full_check {
+            self.forget_devices();
+        }
+    }
+
+    /// A device whose PCI function is gone, such as a VF that was taken away, is none any more once no pod holds it.
+    fn forget_devices(&mut self) {
+        let Some(held) = &self.checked.surroundings.held else { return };
+        let own = &self.context.config.resources;
+        let present = &self.inventory.present;
+        let gone = |(hca, _): &(HcaFacts, bool)| hca.pci.is_some_and(|pci| !present.contains(&pci));
+        let stays = |id: &String| !self.known.get(id).is_some_and(gone) || is_held(id, held, own);
+        self.memory.devices.retain(|id, _| stays(id));
     }
 
     fn devices(&self) -> Vec<Device> {
