@@ -88,6 +88,15 @@ fn one_sick_gpu_fails_no_other_row() {
     }
 }
 
+/// Later each one speaks for itself, also where all say the same.
+#[test]
+fn what_all_gpus_say_alike_after_cuinit_is_each_ones() {
+    let mut node = Node::new(2, 1);
+    node.order("cuDevicePrimaryCtxRetain=code:999");
+    let report = node.check(&[]).exits(3).json();
+    assert_eq!(finding(&report, "CudaFailed")["gpus"], serde_json::json!(["0000:20:00.0", "0000:21:00.0"]));
+}
+
 #[test]
 fn what_all_gpus_say_alike_at_cuinit_is_the_nodes() {
     let mut node = Node::new(4, 1);
