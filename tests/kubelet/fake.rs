@@ -218,13 +218,7 @@ impl Registration for Shared {
             Mood::Slow(pause) => tokio::time::sleep(pause).await,
             Mood::Fair | Mood::Forget(_) => {}
         }
-        let path = self.folder.join(&request.endpoint);
-        let channel = Endpoint::try_from(format!("unix://{}", path.display()))
-            .unwrap()
-            .connect_timeout(Duration::from_secs(10))
-            .connect()
-            .await
-            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let channel = dial(&self.folder.join(&request.endpoint)).await?;
         let mut client = DevicePluginClient::new(channel.clone());
         let options = client.get_device_plugin_options(Empty {}).await?.into_inner();
         self.seen().options.push(options);
@@ -233,6 +227,20 @@ impl Registration for Shared {
             self.connect(request.resource_name, key, channel);
         }
         Ok(Response::new(Empty {}))
+    }
+}
+
+/// For ten seconds, whatever the trouble: who is not there yet may come (`DialTimeout`).
+async fn dial(socket: &Path) -> Result<Channel, Status> {
+    let endpoint = Endpoint::try_from(format!("unix://{}", socket.display())).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match endpoint.connect().await {
+            Ok(channel) => return Ok(channel),
+            Err(error) if Instant::now() > deadline => return Err(Status::unavailable(error.to_string())),
+            // gRPC's own pause between two tries.
+            Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+        }
     }
 }
 
