@@ -1,6 +1,7 @@
 //! `gdr-agent run`: checks at start, on a timer and on a change; looks every second; tells.
 
 mod downstream;
+mod look;
 mod tell;
 
 use std::{
@@ -36,13 +37,10 @@ use crate::{
     report::{Hca, NodeView},
     store::Memory,
     telemetry::metrics::Metrics,
-    verdict::{self, Links, devices},
+    verdict::{self, Links},
 };
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Between two readings of counters that ask firmware, unless a state has changed.
-const COUNT_EVERY: Duration = Duration::from_secs(30);
-const TRIGGERED_APART: Duration = Duration::from_secs(10);
 /// What the resources may take to end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -202,16 +200,6 @@ impl Agent {
         view.as_ref().is_some_and(|node| paused(node) || node.change_under_way.is_some() && !triggered)
     }
 
-    /// The end of a rest is a check at once: what is published meanwhile is that nothing is known.
-    fn wake(&mut self) {
-        let pace = if self.is_resting(false) { Pace::Resting } else { Pace::Awake };
-        let woke = (self.pace, pace) == (Pace::Resting, Pace::Awake);
-        if woke && self.context.config.check.interval != Interval::Never {
-            self.next_check = Some(Instant::now());
-        }
-        self.pace = pace;
-    }
-
     fn take(&mut self, request: Request) {
         match request {
             Request::Check(done) => {
@@ -295,63 +283,8 @@ impl Agent {
         self.next_check = pause.map(|pause| Instant::now() + pause);
     }
 
-    /// The passive tier: ports, modules, inventory.
-    async fn look(&mut self) {
-        self.wake();
-        let Ok(changed) = self.sight.glance(Arc::clone(&self.inventory)).await else {
-            tracing::warn!("a driver blocks the look at sysfs");
-            return;
-        };
-        let now = Timestamp::now();
-        let before: Vec<bool> = self.memory.devices.values().map(devices::healthy).collect();
-        let differs = changed.is_some();
-        if let Some(mut inventory) = changed {
-            inventory.recall(&self.last_seen());
-            tracing::info!("the hardware's state has changed");
-            self.note_driver(&inventory, now);
-            self.inventory = Arc::new(inventory);
-            self.links_due = Instant::now();
-            self.trigger();
-        }
-        self.count_links(now).await;
-        for hca in self.inventory.hcas.iter().filter(|hca| !hca.silent) {
-            if let Some(memory) = self.memory.devices.get_mut(&hca.key()) {
-                devices::looked(memory, hca.usable(), &self.context.config.policy.damping, now);
-            }
-        }
-        let health_changed = before != self.memory.devices.values().map(devices::healthy).collect::<Vec<_>>();
-        if differs || health_changed || self.memory.damping.candidate.is_some() {
-            self.tell_all(false);
-        }
-    }
-
-    /// Reads the counters of links, when a state has changed and now and then.
-    async fn count_links(&mut self, now: Timestamp) {
-        if Instant::now() < self.links_due {
-            return;
-        }
-        if let Some(readings) = self.sight.links(Arc::clone(&self.inventory)).await {
-            self.links_due = Instant::now() + COUNT_EVERY;
-            self.links.note(readings, now);
-            self.checked.surroundings.link_drops = self.links.drops();
-        }
-    }
-
     /// HCAs as they were last seen.
     fn last_seen(&self) -> Vec<Hca> {
         self.memory.report.as_ref().map(|report| report.hcas.clone()).unwrap_or_default()
-    }
-
-    /// A change that matters is checked at once; two such checks are some time apart.
-    fn trigger(&mut self) {
-        let earliest = self.last_triggered.map_or_else(Instant::now, |at| (at + TRIGGERED_APART).max(Instant::now()));
-        if self.context.config.check.interval == Interval::Never {
-            return;
-        }
-        self.triggered = true;
-        if self.next_check.is_none_or(|at| at > earliest) {
-            self.next_check = Some(earliest);
-            self.last_triggered = Some(earliest);
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! What is here: GPUs, HCAs, modules and drivers, from sysfs and procfs alone. No FFI, no opening
 //! of devices.
 
+mod bare;
 pub mod gpu;
 pub mod hca;
 mod hypervisor;
@@ -20,8 +21,9 @@ use std::{
 
 use jiff::Timestamp;
 
+pub use bare::BareFunction;
 pub use gpu::GpuFacts;
-pub use hca::{BareFunction, DeviceNode, HcaFacts};
+pub use hca::{DeviceNode, HcaFacts};
 pub use nccl::{TopologyError, TopologyFile};
 pub use pci::{PciAddress, PciPath};
 pub use pcie::{Acs, Lanes, Link, PcieFacts, Platform};
@@ -144,7 +146,7 @@ impl Inventory {
     pub fn read_in(pass: &Pass, roots: &Roots) -> Self {
         let hcas = hca::discover(pass, roots);
         let gpus = gpu::discover(pass, roots);
-        let bare_functions = hca::bare_functions(roots, &hcas);
+        let bare_functions = bare::discover(roots, &hcas);
         let topology = hypervisor::topology_kind(roots, &gpus, &hcas);
         let functions = list_dir(&roots.sysfs.join("bus/pci/devices"));
         Self {
@@ -171,13 +173,13 @@ impl Inventory {
     /// Takes HCAs that are silent now, or elsewhere, in a pod or a virtual machine, for what they were when they
     /// were last seen.
     pub fn recall(&mut self, known: &[Hca]) {
-        hca::recall(&mut self.bare_functions, &mut self.hcas, known, self.netns_exclusive);
+        bare::recall(&mut self.bare_functions, &mut self.hcas, known, self.netns_exclusive);
     }
 
     /// Whether there are adapters that are elsewhere, and were never seen here.
     #[must_use]
     pub fn has_strangers_elsewhere(&self) -> bool {
-        self.bare_functions.iter().any(|function| hca::is_elsewhere(function, self.netns_exclusive))
+        self.bare_functions.iter().any(|function| bare::is_elsewhere(function, self.netns_exclusive))
     }
 
     /// Whether names, ports, modules or functions differ from this inventory. Reads a file for each
