@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -198,8 +199,11 @@ pub(super) fn link_downed(roots: &Roots, hca: &HcaFacts) -> Option<u64> {
 
 /// `4: ACTIVE`.
 fn read_state(port: &Path) -> String {
-    let text = read_trimmed(&port.join("state"));
-    text.as_deref().and_then(|s| s.split_once(':')).map_or("UNKNOWN", |(_, name)| name.trim()).to_owned()
+    // Once a second for each port: one read is enough.
+    let mut text = [0; 64];
+    let read = fs::File::open(port.join("state")).and_then(|mut file| file.read(&mut text));
+    let text = String::from_utf8_lossy(&text[..read.unwrap_or(0)]);
+    text.split_once(':').map_or("UNKNOWN", |(_, name)| name.trim()).to_owned()
 }
 
 /// State, and a rate like `400 Gb/sec (4X NDR)`.

@@ -196,10 +196,12 @@ impl Inventory {
             Some(states) => hca.silent || !states.iter().eq(hca.ports.iter().map(|port| &port.state)),
             None => !hca.silent,
         };
+        // Asked for by name each of them would cost a walk down its path.
+        let nodes = list_dir(&roots.dev.join("infiniband"));
         names != known
             || functions != self.functions
             || here().any(other_state)
-            || here().filter_map(|h| h.node.as_ref()).any(|node| node.path.exists() != node.present)
+            || here().filter_map(|h| h.node.as_ref()).any(|node| nodes.contains(&node.name) != node.present)
             || roots.procfs.join("driver/nvidia/version").exists() != self.nvidia.is_some()
             || peermem(roots) != self.peermem
             || roots.sysfs.join("class/infiniband_verbs").is_dir() != self.uverbs
