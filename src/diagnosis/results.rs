@@ -107,10 +107,11 @@ pub(super) fn method_result(pair: &Pair, method: Method, facts: &Facts<'_>, out:
     let Some((reason, severity)) = classify(pair, method, result, row, facts) else { return };
     let code = result.code.as_ref().map(ToString::to_string).unwrap_or_default();
     let evidence = format!("{step} {code}").trim().to_owned();
+    let hca = facts.hcas.iter().find(|h| h.name == pair.hca);
     let subject = Subject {
         method: Some(method),
-        hca: facts.hcas.iter().find(|h| h.name == pair.hca).and_then(|h| h.pci).map(|pci| pci.to_string()),
-        driver: facts.hcas.iter().find(|h| h.name == pair.hca).and_then(|h| h.driver.as_deref()),
+        hca: hca.and_then(|h| h.pci).map(|pci| pci.to_string()),
+        driver: hca.and_then(|h| h.driver.as_deref()),
         errno: result.code.as_ref().and_then(Code::as_errno),
         bar1: facts.surroundings.bar1.get(&pair.gpu).copied(),
     };

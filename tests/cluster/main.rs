@@ -62,8 +62,7 @@ fn from_install_to_uninstall() {
     step("a port goes down: degraded, one device less, the pod untouched");
     let agents = agents(&cluster);
     let hca = if held[0] == "mlx5_4" { "mlx5_3" } else { "mlx5_4" };
-    let fault = format!(r#"simulate.yaml.faults=[{{"hca":"{hca}","port":"DOWN"}}]"#);
-    helm(&cluster, "upgrade", &["--set-json", &fault]);
+    helm(&cluster, "upgrade", &["--set-json", &port_down(hca)]);
     node.becomes("degraded", 7);
     let condition = node.condition().expect("there is a condition");
     same(&condition["status"], &json!("False")).unwrap();
@@ -105,8 +104,7 @@ fn from_install_to_uninstall() {
     cluster.kubectl(&["delete", "pod", "filler", "waiting", "--now"]);
 
     step("the port of a device that a pod holds: the pod's own status says so, and nothing else happens to it");
-    let fault = format!(r#"simulate.yaml.faults=[{{"hca":"{}","port":"DOWN"}}]"#, held[0]);
-    helm(&cluster, "upgrade", &["--set-json", &fault]);
+    helm(&cluster, "upgrade", &["--set-json", &port_down(&held[0])]);
     health_of(&cluster, "training", "Unhealthy");
     same(&identity(&cluster, "training"), &before).unwrap();
     helm(&cluster, "upgrade", &[]);
@@ -199,7 +197,7 @@ fn from_install_to_uninstall() {
     }
 
     step("a port that flaps: from the third drop on its device waits, and no pod is refused at admission");
-    let flapping = format!(r#"simulate.yaml.faults=[{{"hca":"{}","port":"DOWN"}}]"#, free_hca(&cluster));
+    let flapping = port_down(&free_hca(&cluster));
     let down = [&cdi[..], &["--set-json", &flapping]].concat();
     for drop in 1..=6 {
         helm(&cluster, "upgrade", &down);
@@ -273,6 +271,11 @@ fn pod(name: &str, devices: u32) -> Value {
 
 fn runs(cluster: &Cluster, name: &str) {
     cluster.kubectl(&["wait", "--for=condition=Ready", "--timeout=90s", &format!("pod/{name}")]);
+}
+
+/// The chart's value for a profile with one fault.
+fn port_down(hca: &str) -> String {
+    format!(r#"simulate.yaml.faults=[{{"hca":"{hca}","port":"DOWN"}}]"#)
 }
 
 /// An adapter that no pod holds.
