@@ -80,14 +80,13 @@ fn an_hca_in_another_network_namespace_is_away() {
     assert_eq!(section("away", "agent"), "0", "{}", section("away", "log"));
 }
 
-/// The kernel tells of it: no look each second would.
+/// The kernel tells of it. Whether that or the look each second sees it first is chance.
 #[test]
 #[ignore = "boots a virtual machine: make vm-test"]
 fn the_agent_hears_of_devices_that_come_and_go() {
     let log = section("away", "log");
-    let told = log.find("the kernel tells of a change").unwrap_or_else(|| panic!("never told:\n{log}"));
-    let seen = log.find("the hardware's state has changed").unwrap_or_else(|| panic!("never seen:\n{log}"));
-    assert!(told < seen, "{log}");
+    assert!(log.contains("the kernel tells of a change"), "never told:\n{log}");
+    assert!(log.contains("the hardware's state has changed"), "never seen:\n{log}");
 }
 
 #[test]
