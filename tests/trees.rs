@@ -124,7 +124,6 @@ proptest! {
         gpus in subsequence((0..8).collect::<Vec<usize>>(), 1..8).prop_shuffle(),
         hcas in subsequence((0..8).collect::<Vec<usize>>(), 1..8).prop_shuffle(),
     ) {
-        use gdr_agent::probe::Machine;
         let whole = SimulatedMachine::new("hgx-h100", String::new()).unwrap().inventory();
         let pick = |gpus: &[usize], hcas: &[usize]| Inventory {
             gpus: gpus.iter().map(|g| whole.gpus[*g].clone()).collect(),

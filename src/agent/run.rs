@@ -34,7 +34,7 @@ use crate::{
     cli::Context,
     config::{Interval, Loopback},
     hardware::{HcaFacts, Inventory},
-    report::{Hca, NodeView},
+    report::NodeView,
     store::Memory,
     telemetry::metrics::Metrics,
     verdict::{self, Links},
@@ -122,9 +122,8 @@ impl Agent {
             tracing::warn!("a driver blocks the first look at sysfs");
         };
         let mut memory = context.store.load(&inventory.boot_id);
-        if let Some(report) = &memory.report {
-            inventory.recall(&report.hcas);
-        }
+        memory.saw_netdevs(&inventory);
+        inventory.recall(&memory.known());
         verdict::forget_another_driver(&mut memory, &inventory);
         memory.saw_active(context.machine.known_active());
         memory.saw_active(inventory.hcas.iter().filter(|h| h.is_active()).map(HcaFacts::key));
@@ -227,14 +226,14 @@ impl Agent {
             Loopback::Start => !self.checked_here || self.checked.has_failed_transfer(),
             Loopback::Always => true,
         };
-        let (last_seen, last, sight) = (self.last_seen(), Arc::clone(&self.inventory), self.sight.clone());
+        let (known, last, sight) = (self.memory.known(), Arc::clone(&self.inventory), self.sight.clone());
         Box::pin(async move {
             let Ok(mut inventory) = sight.read().await else {
                 tracing::warn!("a driver blocks the look at sysfs: no child is started");
                 let checked = Checked::blind(&last, &context.config);
                 return (last, checked, started_at);
             };
-            inventory.recall(&last_seen);
+            inventory.recall(&known);
             let checked = check::probe_all(
                 context.machine.as_ref(),
                 &inventory,
@@ -249,6 +248,7 @@ impl Agent {
 
     fn finished(&mut self, (inventory, checked, started_at): (Arc<Inventory>, Checked, Timestamp)) {
         self.metrics.check(&checked);
+        self.memory.saw_netdevs(&inventory);
         self.note_driver(&inventory, started_at);
         if inventory != self.inventory {
             self.links_due = Instant::now();
@@ -281,10 +281,5 @@ impl Agent {
         self.unconfirmed = if damped { self.unconfirmed + 1 } else { 0 };
         let pause = pace::pause(&self.context.config.check.interval, self.unconfirmed);
         self.next_check = pause.map(|pause| Instant::now() + pause);
-    }
-
-    /// HCAs as they were last seen.
-    fn last_seen(&self) -> Vec<Hca> {
-        self.memory.report.as_ref().map(|report| report.hcas.clone()).unwrap_or_default()
     }
 }

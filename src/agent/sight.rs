@@ -46,45 +46,48 @@ impl Sight {
     /// Reads everything; waits for a read that is under way, but not for ever.
     pub(super) async fn read(&self) -> Result<Inventory, Blocked> {
         let end = Instant::now() + DEADLINE;
-        while !self.begin() {
-            if Instant::now() >= end {
-                return Err(Blocked);
+        let over = loop {
+            match self.begin() {
+                Some(over) => break over,
+                None if Instant::now() >= end => return Err(Blocked),
+                None => sleep(Duration::from_millis(20)).await,
             }
-            sleep(Duration::from_millis(20)).await;
-        }
-        self.go_on(|machine| machine.inventory()).await
+        };
+        let machine = Arc::clone(&self.machine);
+        go_on(over, async move { machine.inventory().await }).await
     }
 
     /// Reads everything if anything that matters may have changed; `None` too while another read is
     /// under way.
     pub(super) async fn glance(&self, last: Arc<Inventory>) -> Result<Option<Inventory>, Blocked> {
-        if !self.begin() {
-            return Ok(None);
-        }
-        self.go_on(move |machine| machine.changed_since(&last).then(|| machine.inventory())).await
+        let Some(over) = self.begin() else { return Ok(None) };
+        let machine = Arc::clone(&self.machine);
+        let look =
+            async move { if machine.changed_since(&last).await { Some(machine.inventory().await) } else { None } };
+        go_on(over, look).await
     }
 
     /// How often the links of each HCA went down; `None` too while a read is under way.
     pub(super) async fn links(&self, last: Arc<Inventory>) -> Option<BTreeMap<String, u64>> {
-        if !self.begin() {
-            return None;
-        }
-        self.go_on(move |machine| machine.links_downed(&last)).await.ok()
+        let over = self.begin()?;
+        let machine = Arc::clone(&self.machine);
+        go_on(over, async move { machine.links_downed(&last).await }).await.ok()
     }
 
-    fn begin(&self) -> bool {
-        self.reading.compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    fn begin(&self) -> Option<Over> {
+        let begun = self.reading.compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        begun.then(|| Over(Arc::clone(&self.reading)))
     }
+}
 
-    async fn go_on<T: Send + 'static>(
-        &self,
-        read: impl FnOnce(&dyn Machine) -> T + Send + 'static,
-    ) -> Result<T, Blocked> {
-        let (machine, over) = (Arc::clone(&self.machine), Over(Arc::clone(&self.reading)));
-        let reading = tokio::task::spawn_blocking(move || {
-            let _over = over;
-            read(machine.as_ref())
-        });
-        timeout(DEADLINE, reading).await.ok().and_then(Result::ok).ok_or(Blocked)
+async fn go_on<T: Send + 'static>(over: Over, read: impl Future<Output = T> + Send + 'static) -> Result<T, Blocked> {
+    let mut reading = Box::pin(async move {
+        let _over = over;
+        read.await
+    });
+    if let Ok(read) = timeout(DEADLINE, &mut reading).await {
+        return Ok(read);
     }
+    tokio::spawn(reading);
+    Err(Blocked)
 }

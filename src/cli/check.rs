@@ -89,13 +89,11 @@ pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
 
 async fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let started_at = Timestamp::now();
-    let mut inventory = context.machine.inventory();
+    let mut inventory = context.machine.inventory().await;
     context.warn_of_foreign_file(&inventory);
     narrow(&mut inventory, arguments)?;
     let mut memory = context.store.load(&inventory.boot_id);
-    if let Some(report) = &memory.report {
-        inventory.recall(&report.hcas);
-    }
+    inventory.recall(&memory.known());
     memory.saw_active(context.machine.known_active());
     let progress = Progress::new(std::io::stderr().is_terminal());
     let loopback = arguments.loopback || context.config.check.loopback != Loopback::Never;

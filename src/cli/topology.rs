@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{Context, Global, Outcome, print};
+use super::{Context, Global, Outcome, context::runtime, print};
 use crate::{
     agent::check::{self, Checked},
     render::{self, Style},
@@ -23,7 +23,7 @@ pub struct Arguments {
 pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
     crate::telemetry::log::to_stderr();
     let context = Context::new(global)?;
-    let inventory = context.machine.inventory();
+    let inventory = runtime()?.block_on(context.machine.inventory());
     context.warn_of_foreign_file(&inventory);
     if arguments.nccl {
         print(&render::nccl(&inventory));

@@ -1,8 +1,12 @@
 //! Adapters' PCI functions without an RDMA device: the driver is missing or still loading, or the device is
 //! elsewhere, and then it is taken for what it was.
 
-use super::{HcaFacts, PciAddress, PciPath, Roots, hca::sort, link_name, pci_functions, read_hex, read_numa, resolve};
-use crate::report::Hca;
+use std::collections::BTreeSet;
+
+use super::{
+    Away, HcaFacts, PciAddress, PciPath, Roots, hca::sort, link_name, pci_functions, read_hex, read_numa, resolve,
+};
+use crate::report::{Hca, Transport};
 
 /// An adapter's PCI function without an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,15 +42,33 @@ impl BareFunction {
             node: None,
             mad: Vec::new(),
             nvlink_management: false,
-            away: true,
+            netdev: false,
+            away: Some(Away::Device),
             silent: false,
         }
     }
 }
 
+/// What is remembered of HCAs of this boot.
+#[derive(Debug, Clone, Default)]
+pub struct Known {
+    /// As they were last seen.
+    pub hcas: Vec<Hca>,
+    /// Keys of those whose network interface was here.
+    pub with_netdev: BTreeSet<String>,
+}
+
 /// Gives the silent ones what they last said, and moves those that are elsewhere from the bare functions to the
 /// HCAs, as they were last seen.
-pub(super) fn recall(bare: &mut Vec<BareFunction>, hcas: &mut Vec<HcaFacts>, known: &[Hca], exclusive: bool) {
+pub(super) fn recall(bare: &mut Vec<BareFunction>, hcas: &mut Vec<HcaFacts>, known: &Known, exclusive: bool) {
+    for hca in hcas.iter_mut().filter(|hca| has_lost_its_netdev(hca, &known.with_netdev)) {
+        let is_it = |last: &&Hca| last.pci == hca.pci && last.ports.iter().any(|port| port.state == "ACTIVE");
+        if let Some(last) = known.hcas.iter().find(is_it) {
+            hca.ports.clone_from(&last.ports);
+            hca.away = Some(Away::Netdev);
+        }
+    }
+    let known = &known.hcas;
     for silent in hcas.iter_mut().filter(|hca| hca.silent) {
         let is_it = |last: &&Hca| (last.pci, &last.name) == (silent.pci, &silent.name);
         if let Some(last) = known.iter().find(is_it) {
@@ -62,6 +84,15 @@ pub(super) fn recall(bare: &mut Vec<BareFunction>, hcas: &mut Vec<HcaFacts>, kno
         false
     });
     sort(hcas);
+}
+
+/// Its interface was here and no driver took it away: it is in a pod.
+fn has_lost_its_netdev(hca: &HcaFacts, with_netdev: &BTreeSet<String>) -> bool {
+    hca.transport == Transport::Roce
+        && !hca.silent
+        && !hca.netdev
+        && !hca.is_active()
+        && with_netdev.contains(&hca.key())
 }
 
 /// Bound for a virtual machine; or, where RDMA devices belong to one network namespace each, in another

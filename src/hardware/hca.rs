@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::Read,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -40,10 +40,21 @@ pub struct HcaFacts {
     pub mad: Vec<String>,
     /// An adapter function that only manages NVLink (NVSwitch), and never carries data of GPUs.
     pub nvlink_management: bool,
-    /// It is elsewhere: in a pod's network namespace, or bound to vfio-pci. Ports are as last seen.
-    pub away: bool,
+    /// A network interface of its function is in this network namespace.
+    pub netdev: bool,
+    /// What of it is elsewhere. Ports are as last seen.
+    pub away: Option<Away>,
     /// Its driver does not answer: everything that it would say is as last seen, or not known.
     pub silent: bool,
+}
+
+/// What of an HCA is in a pod's network namespace or in a virtual machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Away {
+    /// Its RDMA device, or all of it.
+    Device,
+    /// Its network interface alone, without which RoCE's port is down here.
+    Netdev,
 }
 
 /// By PCI address, software devices last.
@@ -93,13 +104,20 @@ impl HcaFacts {
     /// as it is known, because a device that does not answer would block.
     #[must_use]
     pub fn as_now(&self, roots: &Roots) -> Option<Self> {
-        let class = roots.sysfs.join("class/infiniband");
-        let is_it = |name: &String| match self.pci {
-            Some(pci) => link_name(&class.join(name).join("device")).is_some_and(|at| at.parse() == Ok(pci)),
-            None => *name == self.name,
-        };
-        let name = list_dir(&class).into_iter().find(is_it)?;
-        let nodes = Nodes::read(roots);
+        // Beneath a PCI function there are its own alone, as a rule one of each.
+        let classes = roots.sysfs.join("class");
+        let own = self.pci.map(|pci| roots.sysfs.join("bus/pci/devices").join(pci.to_string()));
+        let own = own.as_ref().unwrap_or(&classes);
+        let mut names = list_dir(&own.join("infiniband"));
+        let same = names.iter().position(|name| *name == self.name);
+        let at = same.or_else(|| (self.pci.is_some() && !names.is_empty()).then_some(0))?;
+        let (name, mut nodes) = (names.swap_remove(at), Nodes::beneath(own));
+        if !classes.join("infiniband").join(&name).exists() {
+            return None;
+        }
+        if nodes.verbs.is_empty() {
+            nodes = Nodes::beneath(&classes); // where somebody has put a tree together
+        }
         Some(Self { node: nodes.verbs_of(roots, &name), mad: nodes.mad_of(&name), name, ..self.clone() })
     }
 
@@ -124,7 +142,7 @@ impl HcaFacts {
 /// All RDMA devices, by PCI address, software devices last.
 pub(super) fn discover(pass: &Pass, roots: &Roots) -> Vec<HcaFacts> {
     let class = roots.sysfs.join("class/infiniband");
-    let nodes = Nodes::read(roots);
+    let nodes = Nodes::beneath(&roots.sysfs.join("class"));
     let mut all: Vec<_> = list_dir(&class).into_iter().map(|name| read(pass, &nodes, roots, &class, name)).collect();
     sort(&mut all);
     all
@@ -151,7 +169,8 @@ fn read(pass: &Pass, nodes: &Nodes, roots: &Roots, class: &Path, name: String) -
         node: nodes.verbs_of(roots, &name),
         mad: nodes.mad_of(&name),
         nvlink_management: answer.nvlink_management,
-        away: false,
+        netdev: function.as_deref().is_some_and(has_netdev),
+        away: None,
         silent,
         driver,
         name,
@@ -184,10 +203,38 @@ impl Answer {
     }
 }
 
-/// The states of an HCA's ports as they are now, and nothing else of it.
-pub(super) fn port_states(roots: &Roots, hca: &HcaFacts) -> Vec<String> {
+/// The kernel shows interfaces of its own network namespace alone.
+fn has_netdev(function: &Path) -> bool {
+    !list_dir(&function.join("net")).is_empty()
+}
+
+/// Whether an HCA whose interface was elsewhere works here again.
+pub(super) fn is_back(roots: &Roots, hca: &HcaFacts, states: &[String]) -> bool {
+    let device = roots.sysfs.join("class/infiniband").join(&hca.name).join("device");
+    has_netdev(&device) || states.iter().any(|state| state == "ACTIVE")
+}
+
+/// The states of an HCA's ports as they are now, and nothing else of it. Once a second for each port, opening
+/// its file would be most of the work.
+pub(super) fn port_states(pass: &Pass, roots: &Roots, hca: &HcaFacts) -> Vec<String> {
     let ports = roots.sysfs.join("class/infiniband").join(&hca.name).join("ports");
-    hca.ports.iter().map(|p| read_state(&ports.join(p.number.to_string()))).collect()
+    let file = |p: &Port| ports.join(p.number.to_string()).join("state");
+    let mut kept = pass.kept(&hca.name).into_iter();
+    let (mut states, mut files) = (Vec::new(), Vec::new());
+    for port in &hca.ports {
+        let again = kept.next().and_then(|open| Some((state_of(&open)?, open)));
+        let read = again.or_else(|| fs::File::open(file(port)).ok().and_then(|open| Some((state_of(&open)?, open))));
+        if let Some((state, open)) = read {
+            states.push(state);
+            files.push(open);
+        } else {
+            states.push(UNKNOWN.to_owned());
+        }
+    }
+    if files.len() == states.len() {
+        pass.keep(&hca.name, files);
+    }
+    states
 }
 
 /// The sum of its ports' `counters/link_downed`. A read asks the firmware.
@@ -197,13 +244,22 @@ pub(super) fn link_downed(roots: &Roots, hca: &HcaFacts) -> Option<u64> {
     hca.ports.iter().filter_map(count).reduce(|a: u64, b| a.saturating_add(b))
 }
 
+const UNKNOWN: &str = "UNKNOWN";
+
 /// `4: ACTIVE`.
 fn read_state(port: &Path) -> String {
-    // Once a second for each port: one read is enough.
+    fs::File::open(port.join("state")).ok().and_then(|open| state_of(&open)).unwrap_or_else(|| UNKNOWN.to_owned())
+}
+
+/// By an open file; none where it is not that port's any more.
+fn state_of(open: &fs::File) -> Option<String> {
     let mut text = [0; 64];
-    let read = fs::File::open(port.join("state")).and_then(|mut file| file.read(&mut text));
-    let text = String::from_utf8_lossy(&text[..read.unwrap_or(0)]);
-    text.split_once(':').map_or("UNKNOWN", |(_, name)| name.trim()).to_owned()
+    let length = open.read_at(&mut text, 0).ok()?;
+    if open.metadata().ok()?.nlink() == 0 {
+        return None;
+    }
+    let (_, name) = str::from_utf8(&text[..length]).ok()?.split_once(':')?;
+    Some(name.trim().to_owned())
 }
 
 /// State, and a rate like `400 Gb/sec (4X NDR)`.
@@ -225,9 +281,10 @@ struct Nodes {
 }
 
 impl Nodes {
-    fn read(roots: &Roots) -> Self {
+    /// From the folders of both classes: those of all devices, or a PCI function's own.
+    fn beneath(folder: &Path) -> Self {
         let of_class = |class: &str| {
-            let dir = roots.sysfs.join("class").join(class);
+            let dir = folder.join(class);
             let of = |node: String| Some((read_trimmed(&dir.join(&node).join("ibdev"))?, node));
             list_dir(&dir).into_iter().filter_map(of).collect()
         };

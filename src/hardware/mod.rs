@@ -21,16 +21,16 @@ use std::{
 
 use jiff::Timestamp;
 
-pub use bare::BareFunction;
+pub use bare::{BareFunction, Known};
 pub use gpu::GpuFacts;
-pub use hca::{DeviceNode, HcaFacts};
+pub use hca::{Away, DeviceNode, HcaFacts};
 pub use nccl::{TopologyError, TopologyFile};
 pub use pci::{PciAddress, PciPath};
 pub use pcie::{Acs, Lanes, Link, PcieFacts, Platform};
 pub use reader::{Pass, Reader};
 pub use surroundings::{Listed, Surroundings};
 
-use crate::report::{Distance, Hca, TopologyKind, Transport};
+use crate::report::{Distance, TopologyKind, Transport};
 
 /// Where the machine's file systems are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,7 +172,7 @@ impl Inventory {
 
     /// Takes HCAs that are silent now, or elsewhere, in a pod or a virtual machine, for what they were when they
     /// were last seen.
-    pub fn recall(&mut self, known: &[Hca]) {
+    pub fn recall(&mut self, known: &Known) {
         bare::recall(&mut self.bare_functions, &mut self.hcas, known, self.netns_exclusive);
     }
 
@@ -187,12 +187,14 @@ impl Inventory {
     #[must_use]
     pub fn differs_at_a_glance(&self, pass: &Pass, roots: &Roots) -> bool {
         let mut names = list_dir(&roots.sysfs.join("class/infiniband"));
-        let here = || self.hcas.iter().filter(|h| !h.away);
+        let here = || self.hcas.iter().filter(|h| h.away != Some(Away::Device));
         let mut known: Vec<_> = here().map(|h| h.name.clone()).collect();
         names.sort();
         known.sort();
+        pass.keep_only(&names);
         let functions = list_dir(&roots.sysfs.join("bus/pci/devices")).len();
-        let other_state = |hca: &HcaFacts| match pass.device(&hca.name, || hca::port_states(roots, hca)) {
+        let other_state = |hca: &HcaFacts| match pass.device(&hca.name, || hca::port_states(pass, roots, hca)) {
+            Some(states) if hca.away.is_some() => hca::is_back(roots, hca, &states),
             Some(states) => hca.silent || !states.iter().eq(hca.ports.iter().map(|port| &port.state)),
             None => !hca.silent,
         };
@@ -215,7 +217,7 @@ impl Inventory {
             let count = pass.device(&hca.name, || hca::link_downed(roots, hca)).flatten()?;
             Some((hca.name.clone(), count))
         };
-        self.hcas.iter().filter(|hca| !hca.away).filter_map(reading).collect()
+        self.hcas.iter().filter(|hca| hca.away.is_none()).filter_map(reading).collect()
     }
 
     /// Takes distances from a topology file. One that knows no pair of this machine changes nothing.

@@ -3,10 +3,16 @@
 //! long at a device is left there, and the device is passed over until that thread comes back.
 
 use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc},
     thread,
     time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::oneshot::{self, error::RecvError},
+    time::timeout,
 };
 
 /// How long the reads of one device may take.
@@ -14,7 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(3);
 
 type Shared<T> = Arc<Mutex<T>>;
 
-fn lock<T>(shared: &Shared<T>) -> MutexGuard<'_, T> {
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -22,12 +28,17 @@ fn lock<T>(shared: &Shared<T>) -> MutexGuard<'_, T> {
 #[derive(Debug, Clone, Default)]
 pub struct Reader {
     silent: Shared<BTreeSet<String>>,
+    /// Files that are read each second, by the device's name.
+    open: Shared<BTreeMap<String, Vec<File>>>,
+    /// A thread that has nothing to do.
+    idle: Shared<Option<mpsc::Sender<Job>>>,
 }
 
 /// One pass over the devices.
 #[derive(Debug, Clone, Default)]
 pub struct Pass {
     silent: Shared<BTreeSet<String>>,
+    open: Shared<BTreeMap<String, Vec<File>>>,
     at: Shared<At>,
 }
 
@@ -38,25 +49,54 @@ struct At {
     left: bool,
 }
 
+/// Work for a thread, which tells the answer once the thread can be had again.
+struct Job {
+    work: Box<dyn FnOnce() -> Box<dyn FnOnce()> + Send>,
+    thread: mpsc::Sender<Self>,
+}
+
 impl Reader {
     /// Reads; where a device does not answer in time, again without it.
-    pub fn read<T: Send + 'static>(&self, read: impl Fn(&Pass) -> T + Clone + Send + 'static) -> T {
+    pub async fn read<T: Send + 'static>(&self, read: impl Fn(&Pass) -> T + Clone + Send + 'static) -> T {
         loop {
-            let pass = Pass { silent: Arc::clone(&self.silent), at: Arc::default() };
-            let (tell, answer) = mpsc::channel();
+            let pass = Pass { silent: Arc::clone(&self.silent), open: Arc::clone(&self.open), at: Arc::default() };
+            let (tell, answer) = oneshot::channel();
             let (its_read, its_pass) = (read.clone(), pass.clone());
-            let its = move || {
-                let _ = tell.send(its_read(&its_pass)); // perhaps nobody waits any more
-            };
-            if thread::Builder::new().name("sysfs".into()).spawn(its).is_err() {
-                return read(&pass);
-            }
-            match pass.wait(&answer) {
+            self.run(Box::new(move || {
+                let answer = its_read(&its_pass);
+                Box::new(move || drop(tell.send(answer))) // perhaps nobody waits any more
+            }));
+            match pass.wait(answer).await {
                 Ok(Some(read)) => return read,
                 Ok(None) => {}
-                Err(mpsc::RecvError) => return read(&pass),
+                // There is no thread to be had.
+                Err(_) => return read(&pass),
             }
         }
+    }
+
+    fn run(&self, work: Box<dyn FnOnce() -> Box<dyn FnOnce()> + Send>) {
+        let idle = lock(&self.idle).take();
+        let thread = idle.or_else(|| self.start());
+        if let Some(thread) = thread {
+            let _ = thread.send(Job { work, thread: thread.clone() }); // it waits for this
+        }
+    }
+
+    /// Ends with the reader, or when there is another one that has nothing to do.
+    fn start(&self) -> Option<mpsc::Sender<Job>> {
+        let (thread, jobs) = mpsc::channel::<Job>();
+        let idle: Weak<_> = Arc::downgrade(&self.idle);
+        let work = move || {
+            while let Ok(Job { work, thread }) = jobs.recv() {
+                let tell = work();
+                if let Some(idle) = idle.upgrade() {
+                    lock(&idle).get_or_insert(thread);
+                }
+                tell();
+            }
+        };
+        thread::Builder::new().name("sysfs".into()).spawn(work).ok().map(|_| thread)
     }
 }
 
@@ -80,15 +120,28 @@ impl Pass {
         Some(read)
     }
 
+    /// Files of a device that an earlier pass left open; to be given back with [`Pass::keep`].
+    pub(super) fn kept(&self, device: &str) -> Vec<File> {
+        lock(&self.open).remove(device).unwrap_or_default()
+    }
+
+    /// Leaves files of a device open for the next pass. They are attributes, not the device.
+    pub(super) fn keep(&self, device: &str, files: Vec<File>) {
+        lock(&self.open).insert(device.to_owned(), files);
+    }
+
+    /// Closes the files of other devices than these.
+    pub(super) fn keep_only(&self, devices: &[String]) {
+        lock(&self.open).retain(|device, _| devices.contains(device));
+    }
+
     /// What the pass comes to; `None` once it stays too long at a device, which is silent from then on.
-    fn wait<T>(&self, answer: &mpsc::Receiver<T>) -> Result<Option<T>, mpsc::RecvError> {
+    async fn wait<T>(&self, mut answer: oneshot::Receiver<T>) -> Result<Option<T>, RecvError> {
         loop {
             let since = lock(&self.at).device.as_ref().map(|(_, since)| *since);
             let left = since.map_or(DEADLINE, |since| DEADLINE.saturating_sub(since.elapsed()));
-            match answer.recv_timeout(left) {
-                Ok(read) => return Ok(Some(read)),
-                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(mpsc::RecvError),
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            if let Ok(answer) = timeout(left, &mut answer).await {
+                return answer.map(Some);
             }
             let mut at = lock(&self.at);
             if let Some((device, _)) = at.device.clone().filter(|(_, since)| since.elapsed() >= DEADLINE) {
@@ -107,8 +160,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_silent_device_is_passed_over_until_it_answers() {
+    #[tokio::test]
+    async fn a_silent_device_is_passed_over_until_it_answers() {
         let (reader, blocked) = (Reader::default(), Arc::new(AtomicBool::new(true)));
         let read = {
             let blocked = Arc::clone(&blocked);
@@ -123,23 +176,35 @@ mod tests {
                 })
             }
         };
-        assert_eq!(reader.read(read.clone()), [Some("a"), None, Some("c")]);
+        assert_eq!(reader.read(read.clone()).await, [Some("a"), None, Some("c")]);
         let start = Instant::now();
-        assert_eq!(reader.read(read.clone()), [Some("a"), None, Some("c")]);
+        assert_eq!(reader.read(read.clone()).await, [Some("a"), None, Some("c")]);
         assert!(start.elapsed() < DEADLINE, "no second thread goes there");
         blocked.store(false, Ordering::Release);
         while lock(&reader.silent).contains("b") {
             thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(reader.read(read), [Some("a"), Some("b"), Some("c")]);
+        assert_eq!(reader.read(read).await, [Some("a"), Some("b"), Some("c")]);
     }
 
     /// A machine of many devices that take their time is not one whose devices are silent.
-    #[test]
-    fn the_deadline_is_each_devices_own() {
+    #[tokio::test]
+    async fn the_deadline_is_each_devices_own() {
         let reader = Reader::default();
         let slow =
             |pass: &Pass| (0..10).filter_map(|n| pass.device(&format!("{n}"), || thread::sleep(DEADLINE / 8))).count();
-        assert_eq!(reader.read(slow), 10);
+        assert_eq!(reader.read(slow).await, 10);
+    }
+
+    /// Threads that were left behind come back, and end.
+    #[tokio::test]
+    async fn one_thread_does_for_all_that_answers() {
+        let reader = Reader::default();
+        let first = reader.read(|_| thread::current().id()).await;
+        for _ in 0..20 {
+            assert_eq!(reader.read(|_| thread::current().id()).await, first);
+        }
+        let both = tokio::join!(reader.read(|_| thread::current().id()), reader.read(|_| thread::current().id()));
+        assert_ne!(both.0, both.1, "neither waits for the other");
     }
 }

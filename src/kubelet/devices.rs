@@ -11,6 +11,11 @@ use crate::{
     verdict::matches_hca,
 };
 
+/// gRPC takes no more where nobody asks for more, and the kubelet does not.
+const LARGEST_MESSAGE: usize = 4 << 20;
+/// Bytes of a share in a message, at most: its number, its health, its NUMA node, and what frames them.
+const BESIDE_ITS_ID: usize = 40;
+
 /// One HCA that the kubelet is told of; it stays for this boot, whatever its health.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Device {
@@ -59,10 +64,16 @@ pub(super) fn of_resource<'a>(resource: &Resource, before: &[Resource], state: &
     if resource.replicas == 1 {
         return whole;
     }
-    let shares = |offer: Offer<'a>| {
-        (0..resource.replicas).map(move |n| Offer { id: format!("{}::{n}", offer.id), ..offer.clone() })
-    };
+    let replicas = resource.replicas.min(shares_that_fit(&whole));
+    let shares =
+        |offer: Offer<'a>| (0..replicas).map(move |n| Offer { id: format!("{}::{n}", offer.id), ..offer.clone() });
     whole.into_iter().flat_map(shares).collect()
+}
+
+/// How many shares of each may be offered: a stream whose message is too long would end, for ever.
+fn shares_that_fit(whole: &[Offer<'_>]) -> u32 {
+    let each: usize = whole.iter().map(|offer| offer.id.len() + BESIDE_ITS_ID).sum();
+    u32::try_from(LARGEST_MESSAGE / each.max(1)).unwrap_or(u32::MAX).max(1)
 }
 
 fn of_hca<'a>(device: &'a Device, resource: &Resource) -> Offer<'a> {

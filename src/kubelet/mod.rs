@@ -23,6 +23,6 @@ pub(crate) mod v1beta1 {
 pub use devices::Device;
 pub use folder::watch_folder;
 pub use server::LOOKS;
-pub use specs::{keep_specs, say_what_is_empty};
+pub use specs::{keep_specs, say_what_is_left_out};
 pub(crate) use supervisor::dial;
 pub use supervisor::{Supervised, supervise};

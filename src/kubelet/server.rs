@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -18,6 +18,7 @@ use super::{
 use crate::{
     agent::Published,
     config::{Config, Resource, ResourceKind},
+    hardware::Inventory,
     probe::Machine,
     telemetry::metrics::Metrics,
 };
@@ -36,7 +37,7 @@ pub(super) struct Plugin {
     pub(super) dev_root: PathBuf,
     /// The kubelet's streams.
     pub(super) streams: Arc<watch::Sender<Streams>>,
-    /// Looks at the hardware that may be under way at once.
+    /// Looks at hardware and disk that may be under way at once.
     pub(super) looks: Arc<Semaphore>,
     /// Ends the streams, which the server's own shutdown would wait for.
     pub(super) end: CancellationToken,
@@ -84,23 +85,33 @@ impl Drop for OpenStream {
     }
 }
 
-/// A driver can block a look at sysfs for as long as it likes: more than these are never stuck.
+/// A driver or a disk can block for as long as it likes: more looks at them than these are never stuck.
 pub const LOOKS: usize = 4;
 
 impl Plugin {
-    /// Looks at the machine, on a thread that may never come back.
-    async fn look<T: Send + 'static>(
-        &self,
-        look: impl FnOnce(&dyn Machine) -> T + Send + 'static,
-    ) -> Result<T, Status> {
-        let blocked = |_| Status::unavailable("a driver blocks the look at this node's hardware");
-        let place = Arc::clone(&self.looks).acquire_owned().await.map_err(blocked)?;
-        let machine = Arc::clone(&self.machine);
-        let looking = tokio::task::spawn_blocking(move || {
+    /// What is here; the look goes on alone when nobody waits for it any more.
+    async fn inventory(&self) -> Result<Inventory, Status> {
+        let (place, machine) = (self.place().await?, Arc::clone(&self.machine));
+        let looking = tokio::spawn(async move {
             let _place = place;
-            look(machine.as_ref())
+            machine.inventory().await
         });
         looking.await.map_err(|e| Status::internal(format!("can't look at the hardware: {e}")))
+    }
+
+    /// Reads or writes the node's disk, on a thread that may never come back.
+    async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+        let place = self.place().await?;
+        let working = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            work()
+        });
+        working.await.map_err(|e| Status::internal(format!("can't reach the node's disk: {e}")))
+    }
+
+    async fn place(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let ended = |_| Status::unavailable("the agent ends");
+        Arc::clone(&self.looks).acquire_owned().await.map_err(ended)
     }
 
     async fn containers(&self, request: v1beta1::AllocateRequest) -> Result<v1beta1::AllocateResponse, Status> {
@@ -110,22 +121,29 @@ impl Plugin {
         let all = self.config.cdi.enabled;
         let asked =
             |offer: &&Offer<'_>| all || request.container_requests.iter().any(|c| c.devices_ids.contains(&offer.id));
-        let known: Vec<_> = offers.iter().filter(asked).map(|offer| offer.device.hca.clone()).collect();
-        let hcas =
-            self.look(move |machine| known.iter().filter_map(|hca| machine.hca(hca)).collect::<Vec<_>>()).await?;
-        let pairs = self.resource.kind == ResourceKind::Pair && !state.report.simulated;
-        let gpus_by_cdi = if pairs { cdi::nvidia_gpus(&self.config.driver.root) } else { BTreeSet::new() };
+        // Links and names alone, which no driver is asked for: no thread of its own is worth its time.
+        let known = offers.iter().filter(asked).map(|offer| &offer.device.hca);
+        let hcas: Vec<_> = known.filter_map(|hca| self.machine.hca(hca)).collect();
+        let simulated = state.report.simulated;
+        let gpus_by_cdi = if self.resource.kind == ResourceKind::Pair && !simulated {
+            let root = self.config.driver.root.clone();
+            self.on_disk(move || cdi::nvidia_gpus(&root)).await?
+        } else {
+            BTreeSet::new()
+        };
         let mut situation = Situation {
             resource: &self.resource,
             offers: &offers,
             hcas: &hcas,
-            simulated: state.report.simulated,
+            simulated,
             rdma_cm: self.dev_root.join("infiniband/rdma_cm").exists(),
             run_dir: &self.run_dir.to_string_lossy(),
             cdi: false,
             gpus_by_cdi: &gpus_by_cdi,
         };
-        situation.cdi = self.config.cdi.enabled && self.write_spec(&situation);
+        if self.config.cdi.enabled {
+            situation.cdi = self.write_spec(situation.all_nodes(), simulated).await?;
+        }
         let container_responses = request
             .container_requests
             .iter()
@@ -136,17 +154,18 @@ impl Plugin {
     }
 
     /// Whether the spec says what is here now; without it the nodes are named one by one.
-    fn write_spec(&self, situation: &Situation<'_>) -> bool {
-        let dir = &self.config.cdi.dir;
-        let written = cdi::update(dir, &self.resource.name, &situation.all_nodes(), situation.simulated);
+    async fn write_spec(&self, nodes: cdi::Nodes, simulated: bool) -> Result<bool, Status> {
+        let (dir, resource) = (self.config.cdi.dir.clone(), self.resource.name.clone());
+        let written = self.on_disk(move || cdi::update(&dir, &resource, &nodes, simulated)).await?;
         if let Err(error) = &written {
-            tracing::warn!(%error, dir = %dir.display(), "can't write the CDI spec; devices are handed out without it");
+            let dir = self.config.cdi.dir.display();
+            tracing::warn!(%error, %dir, "can't write the CDI spec; devices are handed out without it");
         }
-        written.is_ok()
+        Ok(written.is_ok())
     }
 
     async fn before_start(&self, ids: &[String]) -> Result<(), Status> {
-        let inventory = self.look(|machine| machine.inventory()).await?;
+        let inventory = self.inventory().await?;
         let state = Arc::clone(&self.state.borrow());
         let offers = offers(&self.resource, &self.config, &state);
         let wanted: Vec<_> = offers.iter().filter(|offer| ids.contains(&offer.id)).collect();
@@ -224,7 +243,7 @@ impl DevicePlugin for Plugin {
     ) -> Result<Response<v1beta1::AllocateResponse>, Status> {
         let answer = tokio::time::timeout(ALLOCATE_DEADLINE, self.containers(request.into_inner()))
             .await
-            .unwrap_or_else(|_| Err(Status::deadline_exceeded("the node's hardware did not answer within 5 s")));
+            .unwrap_or_else(|_| Err(Status::deadline_exceeded("the node did not answer within 5 s")));
         self.metrics.allocation(&self.resource.name, answer.is_ok());
         if let Err(status) = &answer {
             tracing::warn!(resource = %self.resource.name, why = status.message(), "an allocation was refused");

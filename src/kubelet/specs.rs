@@ -39,15 +39,25 @@ pub async fn keep_specs(config: Arc<Config>, mut state: watch::Receiver<Arc<Publ
     }
 }
 
-/// Says once, after the first check, which resources have nothing on this node.
-pub async fn say_what_is_empty(config: Arc<Config>, mut state: watch::Receiver<Arc<Published>>) {
+/// Says once, after the first check, which resources are not what the configuration asks for on this node: those
+/// with nothing in them, and those with more shares than the kubelet can be told of.
+pub async fn say_what_is_left_out(config: Arc<Config>, mut state: watch::Receiver<Arc<Published>>) {
     if state.wait_for(|state| state.checked).await.is_err() {
         return;
     }
     let state = Arc::clone(&state.borrow());
-    for resource in config.resources.iter().filter(|resource| offers(resource, &config, &state).is_empty()) {
-        let select = serde_json::to_string(&resource.select).unwrap_or_default();
-        tracing::info!(resource = %resource.name, select, "no HCA of this node is in this resource");
+    for resource in &config.resources {
+        let offers = offers(resource, &config, &state);
+        if offers.is_empty() {
+            let select = serde_json::to_string(&resource.select).unwrap_or_default();
+            tracing::info!(resource = %resource.name, select, "no HCA of this node is in this resource");
+            continue;
+        }
+        let shares = offers.iter().filter(|offer| offer.device.id == offers[0].device.id && offer.gpu == offers[0].gpu);
+        let (shares, replicas) = (shares.count(), resource.replicas);
+        if u32::try_from(shares).is_ok_and(|shares| shares < replicas) {
+            tracing::warn!(resource = %resource.name, replicas, shares, "the kubelet takes no message above 4 MiB: fewer shares are offered; lower `replicas`");
+        }
     }
 }
 

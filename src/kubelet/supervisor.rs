@@ -42,6 +42,8 @@ use crate::{
 const REGISTER_DEADLINE: Duration = Duration::from_secs(15);
 /// After Register the stream must open; and a stream that outlives its kubelet's socket must end.
 const STREAM_DEADLINE: Duration = Duration::from_secs(3);
+/// Between two looks at our own socket while the kubelet is about to answer.
+const LOOK: Duration = Duration::from_millis(500);
 /// A stream that ends sooner counts as a try that failed: a kubelet that closes each one is not to be
 /// registered with as fast as it can answer.
 const STEADY: Duration = Duration::from_secs(2);
@@ -245,9 +247,12 @@ impl Serving {
         }
     }
 
-    /// Ends when our socket's file is not ours any more.
+    /// Ends when our socket's file is not ours any more. Without inotify only the kubelet's socket is watched:
+    /// so it is looked at too.
     async fn lost(&self, changes: &mut watch::Receiver<u64>) {
-        while self.is_ours() && changes.changed().await.is_ok() {}
+        while self.is_ours() {
+            let _ = timeout(LOOK, changes.changed()).await;
+        }
     }
 
     /// An open stream carries health whatever happens to files. But a kubelet whose own socket was replaced

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     config::{BusyGpus, Config, Driver, Kubelet},
-    hardware::{GpuFacts, HcaFacts, Inventory, PciAddress, Reader, Roots, Surroundings, TopologyFile},
+    hardware::{GpuFacts, HcaFacts, Inventory, Pass, PciAddress, Reader, Roots, Surroundings, TopologyFile},
     report::{Method, Transport},
     usage::{Pods, Terms},
 };
@@ -42,13 +42,13 @@ pub struct Task {
 /// A machine, real or made up.
 pub trait Machine: Send + Sync {
     /// What is here; looks, and touches nothing.
-    fn inventory(&self) -> Inventory;
+    fn inventory(&self) -> Answer<'_, Inventory>;
     /// An HCA with its name and its device nodes as they are now; asks no device anything.
     fn hca(&self, known: &HcaFacts) -> Option<HcaFacts>;
     /// Whether anything that matters may have changed; much cheaper than another inventory.
-    fn changed_since(&self, last: &Arc<Inventory>) -> bool;
+    fn changed_since(&self, last: &Arc<Inventory>) -> Answer<'_, bool>;
     /// How often the links of each HCA went down, where that is counted. Asks firmware.
-    fn links_downed(&self, last: &Arc<Inventory>) -> BTreeMap<String, u64>;
+    fn links_downed(&self, last: &Arc<Inventory>) -> Answer<'_, BTreeMap<String, u64>>;
     /// Does it work; touches the devices, in a child.
     fn probe(&self, task: Task) -> Answer<'_>;
     /// What is around its devices; `troubled`: with what only a failure is worth.
@@ -98,23 +98,25 @@ impl RealMachine {
 }
 
 impl Machine for RealMachine {
-    fn inventory(&self) -> Inventory {
+    fn inventory(&self) -> Answer<'_, Inventory> {
         let roots = self.roots.clone();
-        self.reader.read(move |pass| Inventory::read_in(pass, &roots)).with_file(self.topology.as_ref())
+        Box::pin(async move {
+            self.reader.read(move |pass| Inventory::read_in(pass, &roots)).await.with_file(self.topology.as_ref())
+        })
     }
 
     fn hca(&self, known: &HcaFacts) -> Option<HcaFacts> {
         known.as_now(&self.roots)
     }
 
-    fn changed_since(&self, last: &Arc<Inventory>) -> bool {
+    fn changed_since(&self, last: &Arc<Inventory>) -> Answer<'_, bool> {
         let (last, roots) = (Arc::clone(last), self.roots.clone());
-        self.reader.read(move |pass| last.differs_at_a_glance(pass, &roots))
+        Box::pin(self.reader.read(move |pass| last.differs_at_a_glance(pass, &roots)))
     }
 
-    fn links_downed(&self, last: &Arc<Inventory>) -> BTreeMap<String, u64> {
+    fn links_downed(&self, last: &Arc<Inventory>) -> Answer<'_, BTreeMap<String, u64>> {
         let (last, roots) = (Arc::clone(last), self.roots.clone());
-        self.reader.read(move |pass| last.links_downed(pass, &roots))
+        Box::pin(self.reader.read(move |pass| last.links_downed(pass, &roots)))
     }
 
     fn probe(&self, task: Task) -> Answer<'_> {
@@ -177,14 +179,12 @@ impl Machine for RealMachine {
 impl RealMachine {
     /// How to reach each HCA's own port. One that stops answering just then has none.
     async fn ways(&self, hcas: &[HcaFacts]) -> Vec<Way> {
-        let (reader, roots, hcas) = (self.reader.clone(), self.roots.clone(), hcas.to_vec());
-        let ways = move || {
-            reader.read(move |pass| {
-                let way = |hca: &HcaFacts| pass.device(&hca.name, || way(hca, &roots)).unwrap_or(Way::PortDown);
-                hcas.iter().map(way).collect()
-            })
+        let (roots, hcas) = (self.roots.clone(), hcas.to_vec());
+        let ways = move |pass: &Pass| {
+            let way = |hca: &HcaFacts| pass.device(&hca.name, || way(hca, &roots)).unwrap_or(Way::PortDown);
+            hcas.iter().map(way).collect()
         };
-        tokio::task::spawn_blocking(ways).await.unwrap_or_default()
+        self.reader.read(ways).await
     }
 }
 

@@ -6,7 +6,10 @@ mod profiles;
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    fs,
+    future::ready,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -22,21 +25,36 @@ use crate::{
 #[derive(Debug)]
 pub struct SimulatedMachine {
     file: Option<PathBuf>,
-    last: Mutex<Profile>,
+    last: Mutex<Last>,
     /// The faults at the last look.
     seen: Mutex<Vec<Fault>>,
     boot_id: String,
     topology: Option<Arc<TopologyFile>>,
 }
 
+/// The profile, and of which file it is.
+#[derive(Debug)]
+struct Last {
+    profile: Profile,
+    of: Option<FileId>,
+}
+
+/// Another file, or another content of it: inode, size, and the change's time.
+type FileId = (u64, u64, i64, i64);
+
+fn file_id(file: &Path) -> Option<FileId> {
+    fs::metadata(file).ok().map(|meta| (meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()))
+}
+
 impl SimulatedMachine {
     /// `profile` is a built-in name or a file. `boot_id` is the node's own.
     pub fn new(profile: &str, boot_id: String) -> Result<Self, ProfileError> {
         let file = (!NAMES.contains(&profile)).then(|| PathBuf::from(profile));
-        let last = file.as_deref().map_or_else(|| Ok(Profile::built_in(profile)), Profile::read)?;
-        last.machine()?;
-        let seen = Mutex::new(last.faults.clone());
-        Ok(Self { file, last: Mutex::new(last), seen, boot_id, topology: None })
+        let of = file.as_deref().and_then(file_id);
+        let profile = file.as_deref().map_or_else(|| Ok(Profile::built_in(profile)), Profile::read)?;
+        profile.machine()?;
+        let seen = Mutex::new(profile.faults.clone());
+        Ok(Self { file, last: Mutex::new(Last { profile, of }), seen, boot_id, topology: None })
     }
 
     /// Takes distances from a topology file.
@@ -45,16 +63,25 @@ impl SimulatedMachine {
         Self { topology, ..self }
     }
 
+    /// What is here, as the profile has it now.
+    #[must_use]
+    pub fn inventory(&self) -> Inventory {
+        self.shown(&self.profile())
+    }
+
     /// The profile as it is now; one that can't be read any more leaves the last one in force.
     fn profile(&self) -> Profile {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = &self.file {
-            match Profile::read(file).and_then(|p| p.machine().map(|_| p)) {
-                Ok(profile) => *last = profile,
-                Err(error) => tracing::warn!(%error, "keeping the last profile that could be read"),
+            let of = file_id(file);
+            if of.is_none() || of != last.of {
+                match Profile::read(file).and_then(|p| p.machine().map(|_| p)) {
+                    Ok(profile) => *last = Last { profile, of },
+                    Err(error) => tracing::warn!(%error, "keeping the last profile that could be read"),
+                }
             }
         }
-        last.clone()
+        last.profile.clone()
     }
 
     /// The machine as a profile has it.
@@ -80,30 +107,31 @@ impl SimulatedMachine {
 }
 
 impl Machine for SimulatedMachine {
-    fn inventory(&self) -> Inventory {
-        self.shown(&self.profile())
+    fn inventory(&self) -> Answer<'_, Inventory> {
+        Box::pin(ready(self.inventory()))
     }
 
     fn hca(&self, known: &HcaFacts) -> Option<HcaFacts> {
         self.inventory().hcas.into_iter().find(|hca| hca.key() == known.key())
     }
 
-    fn changed_since(&self, last: &Arc<Inventory>) -> bool {
+    fn changed_since(&self, last: &Arc<Inventory>) -> Answer<'_, bool> {
         let profile = self.profile();
-        self.shown(&profile) != **last || self.faults_changed(profile.faults)
+        let changed = self.shown(&profile) != **last || self.faults_changed(profile.faults);
+        Box::pin(ready(changed))
     }
 
-    fn links_downed(&self, _: &Arc<Inventory>) -> BTreeMap<String, u64> {
-        BTreeMap::new()
+    fn links_downed(&self, _: &Arc<Inventory>) -> Answer<'_, BTreeMap<String, u64>> {
+        Box::pin(ready(BTreeMap::new()))
     }
 
     fn probe(&self, task: Task) -> Answer<'_> {
         let row: Row = self.profile().row(&task);
-        Box::pin(std::future::ready(row))
+        Box::pin(ready(row))
     }
 
     fn surroundings(&self, _: Vec<PciAddress>, _: bool) -> Answer<'_, Surroundings> {
-        Box::pin(std::future::ready(Surroundings { listed: Some(Vec::new()), ..Surroundings::default() }))
+        Box::pin(ready(Surroundings { listed: Some(Vec::new()), ..Surroundings::default() }))
     }
 
     fn simulated(&self) -> bool {

@@ -107,7 +107,8 @@ fn connect_x7(index: usize, pci: PciAddress, path: PciPath, numa: u32) -> HcaFac
         node: Some(DeviceNode { name: format!("uverbs{index}"), path: "/dev/null".into(), present: true }),
         mad: Vec::new(),
         nvlink_management: false,
-        away: false,
+        netdev: false,
+        away: None,
         silent: false,
     }
 }

@@ -13,7 +13,10 @@ use std::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Reason, Report, State, Verdict};
+use crate::{
+    hardware::{HcaFacts, Inventory, Known},
+    report::{Reason, Report, State, Verdict},
+};
 
 /// Version of the file's form.
 const SCHEMA: u32 = 1;
@@ -32,6 +35,8 @@ pub struct Memory {
     pub seen_active: BTreeSet<String>,
     /// The same, of this boot alone.
     pub active_in_boot: BTreeSet<String>,
+    /// Keys of HCAs whose network interface was here in this boot.
+    pub with_netdev: BTreeSet<String>,
     /// The most hardware that this machine ever had; outlives boots.
     pub baseline: Option<Baseline>,
     /// The last changes of the published state, the newest last; outlives boots.
@@ -60,6 +65,18 @@ impl Memory {
             self.active_in_boot.insert(key.clone());
             self.seen_active.insert(key);
         }
+    }
+
+    /// Takes in the HCAs whose network interface is here.
+    pub fn saw_netdevs(&mut self, inventory: &Inventory) {
+        self.with_netdev.extend(inventory.hcas.iter().filter(|hca| hca.netdev).map(HcaFacts::key));
+    }
+
+    /// The HCAs of this boot, as they were.
+    #[must_use]
+    pub fn known(&self) -> Known {
+        let hcas = self.report.as_ref().map(|report| report.hcas.clone()).unwrap_or_default();
+        Known { hcas, with_netdev: self.with_netdev.clone() }
     }
 }
 
@@ -150,6 +167,8 @@ pub struct DeviceMemory {
     pub port_against: u32,
     /// When its port went down lately.
     pub port_drops: Vec<Timestamp>,
+    /// Another plugin's resource that hands it out too, when that was last known.
+    pub also_in: Option<String>,
 }
 
 impl Memory {

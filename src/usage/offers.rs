@@ -28,7 +28,7 @@ pub fn also_in<'l>(hca: &HcaFacts, listed: &'l [Listed], own: &[Resource]) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{probe::Machine, simulate::SimulatedMachine};
+    use crate::simulate::SimulatedMachine;
 
     #[test]
     fn what_a_pod_holds_is_whole_or_a_part() {

@@ -185,7 +185,7 @@ mod tests {
         },
         *,
     };
-    use crate::{probe::Machine, simulate::SimulatedMachine};
+    use crate::simulate::SimulatedMachine;
 
     const UUID: &str = "GPU-51000000-0000-4000-8000-000000000001";
 

@@ -88,7 +88,7 @@ pub fn is_checked(gpu: &GpuFacts, config: &Config) -> bool {
 fn hca_role(hca: &HcaFacts, input: &Input<'_>) -> HcaRole {
     if is_excluded(hca, input.config) {
         HcaRole::Excluded
-    } else if hca.away {
+    } else if hca.away.is_some() {
         HcaRole::Away
     } else if is_incapable(hca, input) {
         HcaRole::Incapable
@@ -112,7 +112,7 @@ fn is_excluded(hca: &HcaFacts, config: &Config) -> bool {
 /// The HCAs that a check touches.
 #[must_use]
 pub fn hcas_to_probe(inventory: &Inventory, config: &Config) -> Vec<HcaFacts> {
-    inventory.hcas.iter().filter(|h| !h.away && !is_excluded(h, config)).cloned().collect()
+    inventory.hcas.iter().filter(|h| h.away.is_none() && !is_excluded(h, config)).cloned().collect()
 }
 
 /// Both methods unsupported wherever it was tried; or no dma-buf, and peermem refused for every HCA

@@ -2,7 +2,7 @@
 
 use super::fixture::{Scene, bare, refused, unsupported};
 use crate::{
-    hardware::{HcaFacts, PciPath},
+    hardware::{Away, HcaFacts, PciPath},
     probe::Step,
     report::{Method, Reason, Severity, State, TopologyKind, Transport},
 };
@@ -152,7 +152,7 @@ fn n11_all_hcas_in_pods() {
     let mut scene = Scene::new();
     scene.finish_check();
     for hca in &mut scene.inventory.hcas {
-        hca.away = true;
+        hca.away = Some(Away::Device);
     }
     scene.rows.values_mut().for_each(|row| row.hcas.clear());
     for _ in 0..10 {

@@ -1,26 +1,13 @@
 //! Drivers that block a read of sysfs or procfs: it costs what is known of that device, and nothing else.
 
-use std::{fs, path::PathBuf, process::Command, thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use serde_json::Value;
 
 use crate::{
     away::Agent,
-    support::{evidence, find, finding, standins::Node},
+    support::{block, evidence, find, finding, standins::Node},
 };
-
-/// A file whose reader waits, as in a driver, and what comes of its answering at last.
-fn block(file: PathBuf) -> impl FnOnce() {
-    let text = fs::read(&file).unwrap();
-    fs::remove_file(&file).unwrap();
-    assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
-    move || {
-        let writer = fs::OpenOptions::new().write(true).open(&file).unwrap();
-        fs::remove_file(&file).unwrap();
-        fs::write(&file, text).unwrap();
-        drop(writer);
-    }
-}
 
 fn pair<'r>(report: &'r Value, gpu: &str, hca: &str) -> &'r Value {
     let mut pairs = report["pairs"].as_array().into_iter().flatten();

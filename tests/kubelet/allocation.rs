@@ -15,11 +15,11 @@ use crate::{
     },
 };
 
-fn own(ids: &[&str]) -> Vec<String> {
+pub(crate) fn own(ids: &[&str]) -> Vec<String> {
     ids.iter().map(|id| (*id).to_owned()).collect()
 }
 
-fn allocate(kubelet: &Kubelet, resource: &str, ids: &[&str]) -> Result<AllocateResponse, Status> {
+pub(crate) fn allocate(kubelet: &Kubelet, resource: &str, ids: &[&str]) -> Result<AllocateResponse, Status> {
     let container = ContainerAllocateRequest { devices_ids: own(ids) };
     let request = AllocateRequest { container_requests: vec![container] };
     kubelet.call(resource, |mut client| async move { client.allocate(request).await }).map(tonic::Response::into_inner)

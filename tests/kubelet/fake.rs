@@ -213,6 +213,12 @@ impl Registration for Shared {
             };
             now
         };
+        if request.version != "v1beta1" {
+            return Err(Status::unknown(format!("requested API version {:?} is not supported", request.version)));
+        }
+        if !is_extended(&request.resource_name) {
+            return Err(Status::unknown(format!("the ResourceName {:?} is invalid", request.resource_name)));
+        }
         match mood {
             Mood::Refuse(_) => return Err(Status::internal("not now")),
             Mood::Slow(pause) => tokio::time::sleep(pause).await,
@@ -228,6 +234,14 @@ impl Registration for Shared {
         }
         Ok(Response::new(Empty {}))
     }
+}
+
+/// A name that it takes (`IsExtendedResourceName`).
+fn is_extended(name: &str) -> bool {
+    let native = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    name.split_once('/').is_some_and(|(domain, rest)| {
+        !native(domain) && !name.starts_with("requests.") && !rest.is_empty() && !rest.contains('/') && rest.len() <= 63
+    })
 }
 
 /// For ten seconds, whatever the trouble: who is not there yet may come (`DialTimeout`).

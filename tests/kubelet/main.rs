@@ -5,8 +5,10 @@ mod agent;
 mod allocation;
 mod fake;
 mod faults;
+mod nested;
 #[path = "../support/mod.rs"]
 mod support;
+mod tree;
 
 use std::{
     fs,

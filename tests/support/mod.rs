@@ -8,6 +8,7 @@ use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
+    process,
 };
 
 pub(crate) mod standins;
@@ -125,6 +126,19 @@ impl Ran {
     /// Its output as a report.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {}\n{}", self.out, self.err))
+    }
+}
+
+/// A file whose reader waits, as in a driver, and what comes of its answering at last.
+pub(crate) fn block(file: PathBuf) -> impl FnOnce() {
+    let text = fs::read(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    assert!(process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    move || {
+        let writer = fs::OpenOptions::new().write(true).open(&file).unwrap();
+        fs::remove_file(&file).unwrap();
+        fs::write(&file, text).unwrap();
+        drop(writer);
     }
 }
 
@@ -257,8 +271,9 @@ impl Tree {
         let verbs = self.sys("class/infiniband_verbs");
         if verbs.is_dir() {
             let number = fs::read_dir(&verbs).unwrap().count();
-            let node = verbs.join(format!("uverbs{number}"));
+            let node = function.join(format!("infiniband_verbs/uverbs{number}"));
             fs::create_dir_all(&node).unwrap();
+            symlink(&node, verbs.join(format!("uverbs{number}"))).unwrap();
             fs::write(node.join("ibdev"), format!("{name}\n")).unwrap();
             fs::write(node.join("dev"), format!("231:{}\n", 192 + number)).unwrap();
             self.put(&format!("dev/infiniband/uverbs{number}"), "");

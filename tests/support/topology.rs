@@ -17,7 +17,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Write as _,
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
@@ -298,12 +297,16 @@ impl Built {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, format!("{text}\n")).unwrap();
         }
+        let verbs = match &parent {
+            Some(function) => function.join(format!("infiniband_verbs/uverbs{index}")),
+            None => self.sys(&format!("devices/virtual/infiniband_verbs/uverbs{index}")),
+        };
+        fs::create_dir_all(&verbs).unwrap();
+        fs::write(verbs.join("ibdev"), format!("{}\n", hca.name)).unwrap();
         if let Some(function) = parent {
             symlink(function, device.join("device")).unwrap();
         }
         symlink(&device, self.sys("class/infiniband").join(&hca.name)).unwrap();
-        let mut ibdev = String::new();
-        let _ = writeln!(ibdev, "{}", hca.name);
-        self.put(&format!("sys/class/infiniband_verbs/uverbs{index}/ibdev"), ibdev);
+        symlink(&verbs, self.sys(&format!("class/infiniband_verbs/uverbs{index}"))).unwrap();
     }
 }

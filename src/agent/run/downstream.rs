@@ -42,7 +42,7 @@ impl Agent {
         let config = Arc::new(self.context.config.clone());
         let dev_root = self.context.roots.dev.clone();
         tokio::spawn(kubelet::keep_specs(Arc::clone(&config), state.clone(), dev_root));
-        tokio::spawn(kubelet::say_what_is_empty(Arc::clone(&config), state.clone()));
+        tokio::spawn(kubelet::say_what_is_left_out(Arc::clone(&config), state.clone()));
         let looks = Arc::new(Semaphore::new(kubelet::LOOKS));
         let changes = kubelet::watch_folder(config.kubelet.device_plugins.clone());
         for resource in &config.resources {

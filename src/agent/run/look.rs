@@ -24,7 +24,8 @@ impl Agent {
         let before: Vec<bool> = self.memory.devices.values().map(devices::healthy).collect();
         let differs = changed.is_some();
         if let Some(mut inventory) = changed {
-            inventory.recall(&self.last_seen());
+            self.memory.saw_netdevs(&inventory);
+            inventory.recall(&self.memory.known());
             tracing::info!("the hardware's state has changed");
             self.note_driver(&inventory, now);
             self.inventory = Arc::new(inventory);

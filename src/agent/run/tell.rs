@@ -124,6 +124,9 @@ impl Agent {
                     each.iter().all(|g| *g == Some(false)).then_some(false)
                 };
                 devices::checked(memory, good, &self.context.config.policy.damping);
+                if let Some(listed) = &self.checked.surroundings.listed {
+                    memory.also_in = also_in(facts, listed, &self.context.config.resources).map(str::to_owned);
+                }
             }
         }
         if full_check {
@@ -142,15 +145,14 @@ impl Agent {
     }
 
     fn devices(&self) -> Vec<Device> {
-        let listed = self.checked.surroundings.listed.as_deref().unwrap_or_default();
         self.memory
             .devices
             .iter()
             .filter_map(|(id, memory)| {
                 let (hca, rail) = self.known.get(id)?.clone();
                 let here = self.inventory.hcas.iter().any(|h| h.key() == *id);
-                let also_in = also_in(&hca, listed, &self.context.config.resources).map(str::to_owned);
-                Some(Device { id: id.clone(), hca, rail, healthy: here && devices::healthy(memory), also_in })
+                let healthy = here && devices::healthy(memory);
+                Some(Device { id: id.clone(), hca, rail, healthy, also_in: memory.also_in.clone() })
             })
             .collect()
     }
