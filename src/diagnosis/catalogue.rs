@@ -314,8 +314,8 @@ catalogue! {
         "None of its nearest HCAs has a usable port and a good registration, or there is none.",
         "See that every adapter of this GPU is cabled and its link came up; compare with a node of the same model.";
     HcasInPods, Workload, passing,
-        "Every HCA is in a pod or bound to vfio-pci.",
-        "RDMA-capable functions without a device here.",
+        "HCAs are in pods or bound to vfio-pci.",
+        "The RDMA device or its network interface is in another network namespace, or the function is bound to vfio-pci.",
         "Nothing to do: they come back with the pods' end.";
     NotConfigured, Node, passing,
         "GPUDirect RDMA was never set up here.",

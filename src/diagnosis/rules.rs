@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     config::Resource,
-    hardware::HcaFacts,
+    hardware::{Away, HcaFacts},
     report::{Finding, GpuRole, HcaRole, Method, Reason, Severity, Transport},
     usage::also_in,
     verdict::matches_hca,
@@ -87,16 +87,21 @@ fn node(facts: &Facts<'_>, out: &mut Gathered) {
     }
 }
 
-/// Where every HCA is in a pod or a virtual machine, that is why nothing can be said.
+/// HCAs in pods or virtual machines. Where every one is, that is why nothing can be said.
 fn elsewhere(facts: &Facts<'_>, out: &mut Gathered) {
-    let here = |h: &&crate::report::Hca| !matches!(h.role, HcaRole::Away | HcaRole::Excluded);
+    let here = |h: &crate::report::Hca| !matches!(h.role, HcaRole::Away | HcaRole::Excluded);
     let away: Vec<_> = facts.hcas.iter().filter(|h| h.role == HcaRole::Away).collect();
-    if facts.hcas.iter().any(|h| here(&h)) || away.is_empty() && !facts.inventory.has_strangers_elsewhere() {
-        return;
+    if !facts.hcas.iter().any(here) && (!away.is_empty() || facts.inventory.has_strangers_elsewhere()) {
+        let seen = "RDMA-capable PCI functions without an RDMA device here";
+        out.raise(Reason::HcasInPods, Severity::Info, None, None, seen);
     }
-    out.raise(Reason::HcasInPods, Severity::Info, None, None, "RDMA-capable PCI functions without an RDMA device here");
     for hca in away {
-        out.raise(Reason::HcasInPods, Severity::Info, None, Some(&hca.name), "");
+        let seen = match facts.inventory.hca(&hca.name).map(|known| (known.away, known.driver.as_deref())) {
+            Some((Some(Away::Netdev), _)) => "its network interface is in another network namespace",
+            Some((_, Some("vfio-pci"))) => "it is bound to vfio-pci",
+            _ => "its RDMA device is in another network namespace",
+        };
+        out.raise(Reason::HcasInPods, Severity::Info, None, Some(&hca.name), format!("{}: {seen}", hca.name));
     }
 }
 

@@ -204,7 +204,10 @@ mod tests {
         for _ in 0..20 {
             assert_eq!(reader.read(|_| thread::current().id()).await, first);
         }
-        let both = tokio::join!(reader.read(|_| thread::current().id()), reader.read(|_| thread::current().id()));
-        assert_ne!(both.0, both.1, "neither waits for the other");
+        // Neither waits for the other.
+        let both = Arc::new(std::sync::Barrier::new(2));
+        let met = |both: Arc<std::sync::Barrier>| reader.read(move |_| both.wait().is_leader());
+        let (one, other) = tokio::join!(met(Arc::clone(&both)), met(both));
+        assert_ne!(one, other);
     }
 }

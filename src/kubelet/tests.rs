@@ -192,6 +192,25 @@ fn shares_are_ids_of_one_hca() {
     assert_eq!(paths(&answer).len(), 2);
 }
 
+/// The kubelet ends a stream whose message is longer than 4 MiB, and opens no other.
+#[test]
+fn as_many_shares_are_offered_as_the_kubelet_takes() {
+    use prost::Message as _;
+    let mut node = Node::new();
+    let first = node.state.devices[0].clone();
+    let many = (0..64).map(|n| Device { id: format!("1000{n:x}:18:00.0"), ..first.clone() });
+    node.state.devices = many.collect();
+    for healthy in [true, false] {
+        node.state.devices.iter_mut().for_each(|device| device.healthy = healthy);
+        for (replicas, shares) in [(128, 128), (1024, 1024), (2048, 1219)] {
+            node.resource.replicas = replicas;
+            let offers = node.offers();
+            assert!(message(&offers).encoded_len() <= 4 << 20, "{replicas}");
+            assert_eq!(offers.len() / 64, shares, "{replicas}");
+        }
+    }
+}
+
 #[test]
 fn a_device_is_in_the_first_resource_that_takes_it() {
     let mut node = Node::new();

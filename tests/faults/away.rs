@@ -118,6 +118,44 @@ fn an_hca_that_vanishes_is_not_in_a_pod_where_namespaces_share() {
     assert!(report["hcas"].as_array().unwrap().is_empty());
 }
 
+/// Its RDMA device stays where namespaces share; without its interface the port is down here, and up in the pod.
+#[test]
+fn an_hca_whose_interface_is_in_a_pod_is_away_also_for_the_next_agent() {
+    let node = Node::new(1, 2);
+    let roce = |hca: &str| node.tree.sys("class/infiniband").join(hca).join("ports/1");
+    let net =
+        |hca: &str| fs::canonicalize(node.tree.sys("class/infiniband").join(hca).join("device")).unwrap().join("net");
+    for hca in ["mlx5_0", "mlx5_1"] {
+        fs::write(roce(hca).join("link_layer"), "Ethernet\n").unwrap();
+    }
+    fs::create_dir_all(net("mlx5_1").join("eth1")).unwrap();
+    let agent = Agent::start(&node);
+    agent.becomes("ready");
+    fs::remove_dir(net("mlx5_1").join("eth1")).unwrap();
+    fs::write(roce("mlx5_1").join("state"), "1: DOWN\n").unwrap();
+    let away = |agent: &Agent<'_>| {
+        let report = agent.report("away", |report| role(report, "mlx5_1") == "away");
+        assert_eq!(report["verdict"]["state"], "ready", "{report:#}");
+        assert!(find(&report, "PortDown").is_none(), "{report:#}");
+        assert_eq!(finding(&report, "HcasInPods")["hcas"], serde_json::json!(["mlx5_1"]));
+    };
+    away(&agent);
+    drop(agent);
+    fs::remove_file(node.home.path("run/report.json")).unwrap();
+    let agent = Agent::start(&node);
+    away(&agent);
+    fs::create_dir(net("mlx5_1").join("eth1")).unwrap();
+    // It has come back, and is down like any other.
+    agent.report("here", |report| role(report, "mlx5_1") == "eligible" && find(report, "PortDown").is_some());
+    // One whose interface was never seen is down, wherever it is.
+    fs::write(roce("mlx5_0").join("state"), "1: DOWN\n").unwrap();
+    agent.report("down", |report| finding_of(report, "mlx5_0"));
+}
+
+fn finding_of(report: &Value, hca: &str) -> bool {
+    find(report, "PortDown").is_some_and(|down| down["hcas"].as_array().unwrap().iter().any(|h| h == hca))
+}
+
 /// Never seen here: nothing is known, and nothing is accused.
 #[test]
 fn adapters_that_were_always_elsewhere_are_not_missing() {

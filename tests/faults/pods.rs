@@ -172,6 +172,25 @@ fn an_hca_that_another_plugin_offers_too() {
     }
 }
 
+/// For the agent that starts next, which has not asked the kubelet yet.
+#[test]
+fn what_another_plugin_offers_too_is_remembered() {
+    let (node, _held) = node("0000:40:00.0", "publish: { mode: none }\nhttp: { listen: null }\nresources: [ {} ]\n");
+    let agent = Running(begin(&node, &["run", "--node-name", "n1"]));
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let text = fs::read_to_string(node.home.path("store/state.json")).unwrap_or_default();
+        let devices = serde_json::from_str::<Value>(&text).unwrap_or_default()["devices"].clone();
+        if devices["0000:40:00.0"]["alsoIn"] == "openshift.io/rails" {
+            assert!(devices["0000:41:00.0"]["alsoIn"].is_null(), "{devices:#}");
+            break;
+        }
+        assert!(Instant::now() < end, "never: {devices:#}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    drop(agent);
+}
+
 /// As a VF that is taken away: capacity does not shrink for what a pod is using, and shrinks when it is free.
 #[test]
 fn a_device_whose_function_is_gone_leaves_when_no_pod_holds_it() {

@@ -137,3 +137,22 @@ fn p25_after_a_reboot_nothing_is_healthy_until_a_check_has_ended() {
     machine.recheck();
     kubelet.offers(HCA, 2);
 }
+
+/// Before this process has asked the kubelet who else offers an HCA, what an earlier one knew stands.
+#[test]
+fn what_another_plugin_offered_too_is_not_promised_at_the_start() {
+    let (mut machine, kubelet) = Machine::new("check: { interval: never }\n");
+    kubelet.offers(HCA, 0);
+    machine.recheck();
+    kubelet.offers(HCA, 2);
+    machine.end();
+    kubelet.offers(HCA, 0);
+    let file = machine.node.home.path("store/state.json");
+    let mut store: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    store["devices"][FIRST]["alsoIn"] = "openshift.io/rails".into();
+    fs::write(&file, store.to_string()).unwrap();
+    machine.again();
+    kubelet.offers(HCA, 1);
+    let refused = allocate(&kubelet, HCA, &[FIRST]).unwrap_err();
+    assert!(refused.message().contains("openshift.io/rails"), "{refused}");
+}
