@@ -139,17 +139,4 @@ mod tests {
             changes.mark_unchanged();
         }
     }
-
-    /// As where the limit of instances is reached.
-    #[tokio::test]
-    async fn without_inotify_the_look_is_enough() {
-        let dir = tempfile::tempdir().unwrap();
-        let (changes, mut receiver) = watch::channel(0);
-        let held: Vec<_> = std::iter::from_fn(|| inotify::init(CreateFlags::CLOEXEC).ok()).take(100_000).collect();
-        tokio::spawn(watch(dir.path().to_owned(), changes));
-        sleep(Duration::from_millis(50)).await;
-        fs::write(dir.path().join("kubelet.sock"), "").unwrap();
-        assert!(notices(&mut receiver).await);
-        drop(held);
-    }
 }

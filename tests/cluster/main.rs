@@ -18,6 +18,8 @@ use cluster::{Cluster, HERE, eventually, same};
 use node::Node;
 
 const RESOURCE: &str = "gpudirect-rdma/hca";
+/// A set of capabilities, as procfs shows it: number 14 alone.
+const IPC_LOCK: &str = "0000000000004000";
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "a story in order")]
@@ -177,6 +179,21 @@ fn from_install_to_uninstall() {
     same(&hcas_of(&cluster, "by-cdi").len(), &2).unwrap();
     let specs = cluster.run("on-node", &["n1", "sh", "-c", "cat /var/run/cdi/*"]);
     assert!(specs.contains("cdiVersion") && specs.contains("gpudirect-rdma"), "{specs}");
+
+    step("a pod without privileges: one capability, and the same answer");
+    let old = node.agent();
+    helm(&cluster, "upgrade", &[&cdi[..], &["--set", "privileged=false"]].concat());
+    node.agent_is_another_than(&old);
+    node.becomes("ready", 8);
+    let status = "for p in /proc/[0-9]*; do if [ \"$(cat $p/comm 2>/dev/null)\" = gdr-agent ]; then grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' $p/status; fi; done";
+    let status = cluster.run("on-node", &["n1", "sh", "-c", status]);
+    let status: Vec<&str> = status.split_whitespace().collect();
+    let wanted = ["CapEff:", IPC_LOCK, "CapBnd:", IPC_LOCK, "NoNewPrivs:", "1", "Seccomp:", "2"];
+    same(&status, &wanted.to_vec()).unwrap();
+    let old = node.agent();
+    helm(&cluster, "upgrade", &cdi);
+    node.agent_is_another_than(&old);
+    node.becomes("ready", 8);
 
     if std::env::var_os("CLUSTER_SLOW").is_some() {
         step("the agent away for six minutes: no capacity, pods still run, and all is back without help");

@@ -6,6 +6,7 @@ mod away;
 mod diagnosis;
 mod neighbours;
 mod pods;
+mod readiness;
 mod silence;
 mod soak;
 mod supervision;

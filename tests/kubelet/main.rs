@@ -195,3 +195,77 @@ fn p24_p25_the_first_message_is_what_is_known_of_this_boot() {
     assert_eq!((healthy(messages.len() - 1), messages.last().unwrap().devices.len()), (8, 8));
     assert!(agent.sockets().len() == 1, "the killed one's socket is gone: {:?}", agent.sockets());
 }
+
+/// Its folder is a constant of the kubelet's, whatever `--root-dir` says.
+#[test]
+fn p01_the_folder_is_the_kubelets_constant_unless_it_is_configured() {
+    let default = gdr_agent::config::Config::default().kubelet;
+    assert_eq!(default.device_plugins, std::path::Path::new("/var/lib/kubelet/device-plugins"));
+    let agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    assert_eq!(agent.sockets().len(), 1, "and nothing else is put into it");
+}
+
+/// Its devices stay in the kubelet's list for five minutes, at 0; the next agent takes the name up again.
+#[test]
+fn p07_a_plugin_that_is_gone_is_at_zero_and_comes_back_without_help() {
+    let mut agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    agent.kill();
+    kubelet.offers(HCA, 0);
+    agent.start();
+    kubelet.offers(HCA, 8);
+}
+
+/// Found in two places, a resource would have two lives.
+#[test]
+fn p26_the_plugin_watchers_folder_is_left_alone() {
+    let mut agent = Agent::new("");
+    let registry = agent.home.path("plugins_registry");
+    fs::create_dir(&registry).unwrap();
+    agent.start();
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    assert_eq!(fs::read_dir(registry).unwrap().count(), 0);
+}
+
+/// As a kubelet before 1.26 calls: with the socket's path in place of a host's name. It is refused, and nobody
+/// else is.
+#[test]
+fn p27_an_authority_that_is_none_harms_nobody_else() {
+    use std::io::{Read, Write};
+    let agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    let text = |start: u8, value: &str| {
+        let mut field = vec![start, u8::try_from(value.len()).unwrap()];
+        field.extend(value.bytes());
+        field
+    };
+    // POST, http, :path, :authority, content-type (RFC 7541, appendix A).
+    let mut headers = vec![0x83, 0x86];
+    headers.extend(text(0x44, "/v1beta1.DevicePlugin/GetDevicePluginOptions"));
+    headers.extend(text(0x41, "/var/lib/kubelet/device-plugins/x.sock"));
+    headers.extend(text(0x5f, "application/grpc"));
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    sent.extend([0, 0, u8::try_from(headers.len()).unwrap(), 1, 4, 0, 0, 0, 1]);
+    sent.extend(headers);
+    for _ in 0..3 {
+        let mut stream = std::os::unix::net::UnixStream::connect(&agent.sockets()[0]).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(&sent).unwrap();
+        let (mut answer, mut part) = (Vec::new(), [0; 1024]);
+        // RST_STREAM (type 3) of stream 1.
+        while !answer.windows(6).any(|frame: &[u8]| frame == [3, 0, 0, 0, 0, 1]) {
+            let length = stream.read(&mut part).expect("an answer");
+            assert!(length > 0, "{answer:?}");
+            answer.extend(&part[..length]);
+        }
+    }
+    assert_eq!(kubelet.allocatable(HCA), 8);
+    kubelet.cut(HCA);
+    kubelet.offers(HCA, 0);
+    kubelet.offers(HCA, 8);
+}
