@@ -11,9 +11,11 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
+use jiff::Timestamp;
+
 use crate::{
     config::Config,
-    hardware::{Inventory, Surroundings},
+    hardware::{Inventory, PciAddress, Surroundings},
     probe::Rows,
     report::{Finding, Gpu, Hca, Pair, Reason},
     verdict::Outlook,
@@ -39,6 +41,20 @@ pub struct Facts<'a> {
     pub hcas: &'a [Hca],
     /// All pairs.
     pub pairs: &'a [Pair],
+    /// Why pairs are bad that could not be tried this time.
+    pub carried: &'a [CarriedReason],
+}
+
+/// What an earlier check found of a pair.
+pub struct CarriedReason {
+    /// The GPU.
+    pub gpu: PciAddress,
+    /// The HCA's name.
+    pub hca: String,
+    /// The worst reason.
+    pub reason: Reason,
+    /// When it was seen.
+    pub at: Timestamp,
 }
 
 /// Whether a reason is advice alone, that never explains a node's state.

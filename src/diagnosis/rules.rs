@@ -34,6 +34,10 @@ pub(super) fn all(facts: &Facts<'_>) -> Vec<Finding> {
                 method_result(pair, method, facts, &mut gathered);
             }
         }
+        for bad in facts.carried {
+            let seen = format!("seen at {:.0}, and not tried since", bad.at);
+            gathered.raise(bad.reason, Severity::Error, Some(bad.gpu), Some(&bad.hca), seen);
+        }
         ports(facts, &mut gathered);
         offered_twice(facts, &mut gathered);
         unserved(facts, &mut gathered);

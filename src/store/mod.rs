@@ -120,6 +120,8 @@ pub struct Remembered {
     pub circumstances: String,
     /// How many checks in a row ended `unknown` since.
     pub unknown_since: u32,
+    /// Why it was bad.
+    pub reason: Option<Reason>,
 }
 
 /// The published verdict and what argues against it.

@@ -74,7 +74,7 @@ pub struct Assessment {
 
 /// Takes what a finished check found into memory, before the next one is assessed.
 pub fn remember(memory: &mut Memory, inventory: &Inventory, assessment: &Assessment, now: Timestamp) {
-    pairs::remember(memory, inventory, &assessment.pairs, now);
+    pairs::remember(memory, inventory, &assessment.pairs, &assessment.findings, now);
     roles::remember(memory, inventory, &assessment.gpus);
     outlook::remember(memory, inventory);
 }
@@ -95,6 +95,7 @@ pub fn assess(input: &Input<'_>) -> Assessment {
         .collect();
     let gpus: Vec<Gpu> = (0..input.inventory.gpus.len()).map(|g| gpu(input, &roles, &nearest, &pairs, g)).collect();
     let outlook = outlook::of(input, &gpus, &hcas);
+    let carried = pairs::carried_reasons(input, &pairs);
     let facts = diagnosis::Facts {
         outlook: &outlook,
         inventory: input.inventory,
@@ -104,6 +105,7 @@ pub fn assess(input: &Input<'_>) -> Assessment {
         gpus: &gpus,
         hcas: &hcas,
         pairs: &pairs,
+        carried: &carried,
     };
     let findings = diagnosis::diagnose(&facts);
     let verdict = judge(&state::View {

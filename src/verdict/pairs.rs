@@ -6,8 +6,9 @@ use jiff::Timestamp;
 use super::{Input, nearest::Nearest, roles::Roles};
 use crate::{
     config::Pairs,
+    diagnosis::CarriedReason,
     hardware::{GpuFacts, HcaFacts, Inventory},
-    report::{GpuRole, HcaRole, Method, MethodResult, Outcome, Pair},
+    report::{Finding, GpuRole, HcaRole, Method, MethodResult, Outcome, Pair, Reason, Severity},
     store::{Memory, Remembered},
 };
 
@@ -106,8 +107,35 @@ fn circumstances(inventory: &Inventory, hca: &HcaFacts) -> String {
     format!("{}|{nvidia}|{}|{}|{}", inventory.boot_id, inventory.peermem, text(&hca.driver), text(&hca.firmware))
 }
 
+/// Why pairs are bad that could not be tried this time: it is still so, as far as anybody knows.
+pub(super) fn carried_reasons(input: &Input<'_>, pairs: &[Pair]) -> Vec<CarriedReason> {
+    let each = input.inventory.gpus.iter().flat_map(|gpu| input.inventory.hcas.iter().map(move |hca| (gpu, hca)));
+    let of = |(pair, (gpu, hca)): (&Pair, (&GpuFacts, &HcaFacts))| {
+        let at = pair.checked_at.filter(|_| pair.good == Some(false))?;
+        let reason = input.memory.pairs.get(&key(gpu, hca))?.reason?;
+        Some(CarriedReason { gpu: pair.gpu, hca: pair.hca.clone(), reason, at })
+    };
+    pairs.iter().zip(each).filter_map(of).collect()
+}
+
+/// The worst finding that speaks of a pair.
+fn why(findings: &[Finding], pair: &Pair) -> Option<Reason> {
+    let of_it = |finding: &&Finding| {
+        finding.severity == Severity::Error
+            && (finding.gpus.is_empty() || finding.gpus.contains(&pair.gpu))
+            && (finding.hcas.is_empty() || finding.hcas.contains(&pair.hca))
+    };
+    findings.iter().find(of_it).map(|finding| finding.reason)
+}
+
 /// Takes the outcomes of a finished check into memory.
-pub(super) fn remember(memory: &mut Memory, inventory: &Inventory, pairs: &[Pair], now: Timestamp) {
+pub(super) fn remember(
+    memory: &mut Memory,
+    inventory: &Inventory,
+    pairs: &[Pair],
+    findings: &[Finding],
+    now: Timestamp,
+) {
     for (pair, (gpu, hca)) in
         pairs.iter().zip(inventory.gpus.iter().flat_map(|g| inventory.hcas.iter().map(move |h| (g, h))))
     {
@@ -117,8 +145,9 @@ pub(super) fn remember(memory: &mut Memory, inventory: &Inventory, pairs: &[Pair
         let unknown = [&pair.dma_buf, &pair.peermem].iter().any(|r| r.outcome == Outcome::Unknown);
         match (pair.good, pair.checked_at) {
             (Some(good), None) => {
-                let fresh =
-                    Remembered { good, at: now, circumstances: circumstances(inventory, hca), unknown_since: 0 };
+                let reason = if good { None } else { why(findings, pair) };
+                let circumstances = circumstances(inventory, hca);
+                let fresh = Remembered { good, at: now, circumstances, unknown_since: 0, reason };
                 memory.pairs.insert(key(gpu, hca), fresh);
             }
             _ => {

@@ -151,3 +151,32 @@ fn outcome_of(n: u8) -> MethodResult {
         _ => unknown(Step::Control, None),
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    /// Jobs that come and go for three days, with a check each quarter of an hour: what is carried neither raises
+    /// nor lowers anything, good or bad.
+    #[test]
+    fn a_node_that_trains_for_three_days_stays_as_it_was(
+        busy in prop::collection::vec(any::<u8>(), 288),
+        broken in prop::option::of(0..8_usize),
+    ) {
+        let mut scene = Scene::new();
+        let break_it = |scene: &mut Scene| {
+            if let Some(gpu) = broken {
+                (0..8).for_each(|hca| scene.set_both(gpu, hca, &refused(Step::RegMr, 12)));
+            }
+        };
+        break_it(&mut scene);
+        let before = scene.finish_check().verdict;
+        for busy in busy {
+            scene.verify_all();
+            break_it(&mut scene);
+            (0..8).filter(|gpu| busy & (1 << gpu) != 0).for_each(|gpu| scene.busy(gpu));
+            let now = scene.finish_check();
+            prop_assert_eq!((now.verdict.state, now.verdict.reason), (before.state, before.reason));
+            prop_assert!(now.pairs.iter().all(|pair| pair.good.is_some()), "nothing is forgotten");
+        }
+    }
+}

@@ -56,10 +56,15 @@ impl Agent {
     }
 
     pub(crate) fn start(&mut self) {
+        self.start_in("run");
+    }
+
+    /// With a run folder of its own, so that it does not know of the others.
+    pub(crate) fn start_in(&mut self, run: &str) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.home.path("log")).unwrap();
         let mut command = Command::new(support::BINARY);
         command.arg("run").arg("--simulate").arg(self.home.path("profile.yaml")).args(["--node-name", "n1"]);
-        command.arg("--config").arg(self.home.path("config.yaml")).arg("--run-dir").arg(self.home.path("run"));
+        command.arg("--config").arg(self.home.path("config.yaml")).arg("--run-dir").arg(self.home.path(run));
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         self.children.push(command.spawn().unwrap());
     }

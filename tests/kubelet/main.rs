@@ -108,6 +108,27 @@ fn p10_a_plugin_that_overlaps_with_its_successor_is_registered_again() {
     kubelet.offers(HCA, 8);
 }
 
+/// Two at once, as a surge of a rollout would have it: the old one's end takes the new one's client along.
+#[test]
+fn p10_streams_that_overlap_end_together_and_the_newer_one_comes_back() {
+    let mut agent = Agent::running("");
+    let kubelet = Kubelet::with(&agent.folder(), Mood::Fair, true);
+    kubelet.offers(HCA, 8);
+    let before = kubelet.seen().requests.len();
+    agent.start_in("another");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while kubelet.seen().options.len() < before + 1 {
+        assert!(Instant::now() < deadline, "the second never registered");
+        sleep(Duration::from_millis(5));
+    }
+    kubelet.offers(HCA, 8);
+    agent.stop();
+    kubelet.offers(HCA, 8);
+    sleep(Duration::from_secs(2));
+    kubelet.offers(HCA, 8);
+    assert!(kubelet.seen().requests.len() > before + 1, "nobody lost anything: {}", agent.log());
+}
+
 #[test]
 fn p11_p12_a_port_that_is_down_is_unhealthy_in_the_list_and_comes_back() {
     let agent = Agent::running("");
