@@ -4,10 +4,13 @@
 //! and a few minutes: `make cluster-test`.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod agents;
+mod audit;
 mod cluster;
 mod nfd;
 mod node;
 mod policy;
+mod scale;
 
 use std::path::PathBuf;
 use std::thread;
