@@ -53,7 +53,7 @@ bench: prepare ## Time of a whole check beside one pair at a time, and of the ku
 	cargo bench --locked --bench pairs --bench kubelet
 
 NODES ?= 1000
-scale: prepare ## What the agents of NODES=1000 nodes ask of one API server (22 minutes)
+scale: prepare ## What the agents of NODES=1000 nodes ask of one API server (23 minutes)
 	cargo bench --locked --bench scale -- $(NODES)
 
 image: release ## The container image, as target/image/gdr-agent.tar

@@ -98,7 +98,7 @@ async fn inside(state: &Path, nodes: usize, heartbeat: Duration, bursts: bool) {
 }
 
 const PATCH: &str = "patch nodes/status";
-const HEAD: &str = "| | requests: get + patch + event | refused | nodes patched, the last after | a second: mean | in the worst 10 s | in the worst 1 s | answered in: p50 | p99 | worst | API server | etcd | publishers |
+const HEAD: &str = "| | requests: get + patch + event | refused | patched, the last after | requests/s: mean | in the worst 10 s | in the worst 1 s | answered in: p50 | p99 | worst | API server | etcd | publishers |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|";
 
 struct Bench<'a> {
