@@ -8,7 +8,7 @@ export LIBCLANG_PATH ?= /usr/lib/llvm-14/lib
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gdr-agent
 DENY := $(CACHE)/cargo-deny-0.20.2/bin/cargo-deny
 
-.PHONY: help demo demo-down test unit libcuda-test vm-test cluster-test lint fmt bench image manifests docs release prepare
+.PHONY: help demo demo-down test unit libcuda-test vm-test cluster-test lint fmt bench scale image manifests docs release prepare
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r n d; do printf '  make %-13s %s\n' "$$n" "$$d"; done
@@ -51,6 +51,10 @@ fmt: ## Format the code
 
 bench: prepare ## Time of a whole check beside one pair at a time, and of the kubelet's calls (10 minutes)
 	cargo bench --locked --bench pairs --bench kubelet
+
+NODES ?= 1000
+scale: prepare ## What the agents of NODES=1000 nodes ask of one API server (23 minutes)
+	cargo bench --locked --bench scale -- $(NODES)
 
 image: release ## The container image, as target/image/gdr-agent.tar
 	tests/image/build

@@ -10,6 +10,7 @@ mod fleet;
 mod nfd;
 mod outliers;
 mod publisher;
+mod start;
 mod view;
 
 pub use cleanup::{CleanupError, Target, cleanup};

@@ -18,6 +18,7 @@ use super::{
     api::{CallError, Trouble, call, client},
     body::{Desired, desired, is_bare, patch},
     events::{Recorder, Telling, news},
+    start::{first_beat, start_late},
     view::view,
 };
 use crate::{
@@ -29,12 +30,6 @@ use crate::{
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
-/// Agents that are rolled out have nothing new to say: they come one after another.
-const ROLLOUT: f64 = 1.4;
-/// Agents on nodes that have been up for long were installed together.
-const INSTALL: Duration = Duration::from_secs(3);
-const LONG_UP: Duration = Duration::from_secs(900);
-
 /// What the writer works with.
 pub struct Publisher {
     /// The Node's name.
@@ -50,12 +45,13 @@ pub struct Publisher {
 }
 
 /// Keeps a Node telling what the agent knows.
-pub async fn publish(mut publisher: Publisher) {
-    let mut last = Arc::clone(&publisher.state.borrow_and_update().report);
-    let mut recorder = Recorder::new(Timestamp::now());
-    start_late(&mut publisher).await;
+pub async fn publish(publisher: Publisher) {
     let Publisher { name, config, mut state, view, metrics } = publisher;
-    let mut writer = Writer { name, config, view, node: None, client: None };
+    let mut last = Arc::clone(&state.borrow_and_update().report);
+    let mut recorder = Recorder::new(Timestamp::now());
+    let late = start_late(&mut state, &config).await;
+    let mut beat = Instant::now() + first_beat(config.heartbeat.0, late);
+    let mut writer = Writer { name, config, view, node: None, owed: None, client: None };
     let mut pause = FIRST_PAUSE;
     loop {
         let report = Arc::clone(&state.borrow_and_update().report);
@@ -64,12 +60,17 @@ pub async fn publish(mut publisher: Publisher) {
         }
         last = Arc::clone(&report);
         let wanted = desired(&report, &writer.config);
+        if beat <= Instant::now() {
+            writer.owed = None; // whatever becomes of events, a heartbeat is written
+        }
         match writer.write(&wanted, &mut recorder).await {
             Ok(()) => {
                 metrics.published(true);
                 pause = FIRST_PAUSE;
-                let heartbeat = jittered(writer.config.heartbeat.0, 1.0, 0.1);
-                if !until_changed(&mut state, heartbeat, &wanted, &last, &writer.config).await {
+                while beat <= Instant::now() {
+                    beat += jittered(writer.config.heartbeat.0, 1.0, 0.1);
+                }
+                if !until_changed(&mut state, beat, &wanted, &last, &writer.config).await {
                     return;
                 }
             }
@@ -84,45 +85,16 @@ pub async fn publish(mut publisher: Publisher) {
     }
 }
 
-/// Thousands of agents that are rolled out or installed together must not ask at once. What is new is
-/// told at once all the same, and after a boot everything is.
-async fn start_late(publisher: &mut Publisher) {
-    let first = Arc::clone(&publisher.state.borrow());
-    let goes_on = first.checked;
-    let latest = if goes_on {
-        publisher.config.heartbeat.0.mul_f64(ROLLOUT)
-    } else if up() > LONG_UP {
-        INSTALL
-    } else {
-        return;
-    };
-    let told = desired(&first.report, &publisher.config);
-    let end = Instant::now() + jittered(latest, 0.0, 1.0);
-    while let Ok(Ok(())) = timeout_at(end, publisher.state.changed()).await {
-        let now = desired(&publisher.state.borrow_and_update().report, &publisher.config);
-        // The annotation says which version it is, which is nothing new to wait for.
-        if goes_on && (&now.labels, &now.condition) != (&told.labels, &told.condition) {
-            return;
-        }
-    }
-}
-
-/// Since the boot, by sysinfo(2).
-fn up() -> Duration {
-    Duration::from_secs(u64::try_from(rustix::system::sysinfo().uptime).unwrap_or_default())
-}
-
 /// Waits for a state that asks for something else, for news, or for the heartbeat. False: the agent ends.
 async fn until_changed(
     state: &mut watch::Receiver<Arc<Published>>,
-    heartbeat: Duration,
+    beat: Instant,
     wanted: &Desired,
     last: &Report,
     config: &Publish,
 ) -> bool {
-    let end = Instant::now() + heartbeat;
     loop {
-        match timeout_at(end, state.changed()).await {
+        match timeout_at(beat, state.changed()).await {
             Err(_) => return true,
             Ok(Err(_)) => return false,
             Ok(Ok(())) => {
@@ -142,6 +114,8 @@ struct Writer {
     client: Option<Client>,
     /// The Node as the last answer showed it.
     node: Option<Node>,
+    /// What it shows already, while its events are still to be told.
+    owed: Option<Desired>,
 }
 
 impl Writer {
@@ -152,13 +126,21 @@ impl Writer {
             Some(node) => node,
             None => call("read the node", "get nodes", api.get(&self.name)).await?,
         };
-        let node = if *wanted == Desired::default() && is_bare(&node, &self.config.prefix) {
-            node // nothing to say, and nothing to take back
+        let nothing_to_say = *wanted == Desired::default() && is_bare(&node, &self.config.prefix);
+        let events_alone = self.owed.take().is_some_and(|patched| patched.asks_as(wanted));
+        let node = if nothing_to_say || events_alone {
+            node
         } else {
             let body = Patch::Strategic(patch(&node, wanted, &self.config.prefix, Timestamp::now()));
             let parameters = PatchParams::default();
-            call("patch the node's status", "patch nodes/status", api.patch_status(&self.name, &parameters, &body))
-                .await?
+            let patched = api.patch_status(&self.name, &parameters, &body);
+            match call("patch the node's status", "patch nodes/status", patched).await {
+                Ok(patched) => patched,
+                Err(error) => {
+                    self.node = Some(node); // a server that is busy is not asked for it once more
+                    return Err(error);
+                }
+            }
         };
         let seen = view(&node, &self.config.prefix);
         self.view.send_if_modified(|told| {
@@ -168,7 +150,9 @@ impl Writer {
         });
         let uid = node.metadata.uid.clone().unwrap_or_default();
         self.node = Some(node);
-        self.tell(client, &uid, recorder).await
+        let told = self.tell(client, &uid, recorder).await;
+        self.owed = told.is_err().then(|| wanted.clone());
+        told
     }
 
     /// Events; one that is refused is no reason to write the Node again.

@@ -14,7 +14,7 @@ pub(crate) const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluste
 /// Long enough for a machine that is busy with other things; nothing here asserts that something is fast.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Two nodes, n1 and n2, with the agent's image. Ends with this value, however that comes about.
+/// A cluster that ends with this value, however that comes about.
 pub(crate) struct Cluster {
     up: Child,
     /// The script ends the cluster when this closes: also when the test is killed.
@@ -23,15 +23,24 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
+    /// Two nodes, n1 and n2, with the agent's image.
     pub(crate) fn start(image: &Path) -> Self {
-        assert!(image.exists(), "there is no {}: make image", image.display());
-        let mut up = Command::new(format!("{HERE}/up"))
-            .args(["--nodes", "2", "--image"])
-            .arg(image)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("tests/cluster/up starts");
+        Self::up("2", &[image])
+    }
+
+    /// One node, n1, with these images.
+    pub(crate) fn small(images: &[&Path]) -> Self {
+        Self::up("1", images)
+    }
+
+    fn up(nodes: &str, images: &[&Path]) -> Self {
+        let mut command = Command::new(format!("{HERE}/up"));
+        command.args(["--nodes", nodes]);
+        for image in images {
+            assert!(image.exists(), "there is no {}: make image", image.display());
+            command.arg("--image").arg(image);
+        }
+        let mut up = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("tests/cluster/up starts");
         let input = up.stdin.take();
         let mut line = String::new();
         BufReader::new(up.stdout.take().expect("a pipe")).read_line(&mut line).expect("up's output is text");

@@ -4,9 +4,13 @@
 //! and a few minutes: `make cluster-test`.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod agents;
+mod audit;
 mod cluster;
+mod nfd;
 mod node;
 mod policy;
+mod scale;
 
 use std::path::PathBuf;
 use std::thread;
@@ -25,9 +29,7 @@ const IPC_LOCK: &str = "0000000000004000";
 #[expect(clippy::too_many_lines, reason = "a story in order")]
 #[ignore = "needs root and a cluster: make cluster-test"]
 fn from_install_to_uninstall() {
-    let image = std::env::var_os("GDR_AGENT_IMAGE")
-        .map_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/target/image/gdr-agent.tar").into(), PathBuf::from);
-    let cluster = Cluster::start(&image);
+    let cluster = Cluster::start(&image());
     let node = Node { cluster: &cluster, name: "n1" };
     // Somebody else's, which must come to no harm.
     cluster.kubectl(&["label", "nodes", "--all", "example.com/team=other"]);
@@ -246,6 +248,12 @@ fn from_install_to_uninstall() {
     let left = cluster.kubectl(&["get", "all,serviceaccounts,configmaps,roles,rolebindings,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings", "-A", "-o", "name"]);
     let left: Vec<&str> = left.lines().filter(|name| name.contains("gdr-agent")).collect();
     same(&left, &Vec::new()).expect("nothing of the chart in the cluster");
+}
+
+/// The agent's.
+fn image() -> PathBuf {
+    std::env::var_os("GDR_AGENT_IMAGE")
+        .map_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/target/image/gdr-agent.tar").into(), PathBuf::from)
 }
 
 fn step(name: &str) {

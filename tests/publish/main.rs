@@ -201,6 +201,22 @@ fn a_server_in_trouble_is_asked_again() {
     }
 }
 
+/// What was understood is not said again: neither the Node is read, nor patched for its events' sake.
+#[test]
+fn a_busy_server_is_asked_for_no_more_than_what_it_refused() {
+    let mut agent = Agent::new("");
+    let busy = vec![Trouble::Status(429, Value::Null); 2];
+    agent.server.trouble(&format!("PATCH {STATUS}"), &busy);
+    agent.server.trouble(&format!("POST {EVENTS}"), &busy);
+    agent.start();
+    eventually("the event", || (!agent.server.world().events.is_empty()).then_some(()));
+    agent.shows("ready");
+    let counts = ["GET", "PATCH", "POST"].map(|verb| agent.server.count(verb));
+    assert_eq!(counts[0], 1, "{:?}", agent.server.since(0));
+    // Two that were refused; the first word, where the check had not ended yet, and the next.
+    assert!((3..=4).contains(&counts[1]) && counts[2] == 3, "{:?}", agent.server.since(0));
+}
+
 #[test]
 fn a_server_that_names_a_time_is_left_alone_until_then() {
     let mut agent = Agent::new("");

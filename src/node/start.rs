@@ -1,0 +1,119 @@
+//! When agents that start together tell for the first time, and when they first confirm it.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
+use super::body::desired;
+use crate::{
+    agent::{Published, jittered},
+    config::Publish,
+};
+
+/// Agents that are rolled out have nothing new to say: they come one after another, within so many heartbeats,
+/// and the first of these is after the last of them.
+const ROLLOUT: f64 = 1.4;
+/// Agents on nodes that have been up for long were installed together.
+const INSTALL: Duration = Duration::from_secs(3);
+const LONG_UP: Duration = Duration::from_secs(900);
+
+/// Thousands of agents that are rolled out or installed together must not ask at once. What is new is
+/// told at once all the same, and after a boot everything is. Answers whether an agent that is rolled out has
+/// waited for its turn.
+pub(super) async fn start_late(state: &mut watch::Receiver<Arc<Published>>, config: &Publish) -> bool {
+    let first = Arc::clone(&state.borrow());
+    let goes_on = first.checked;
+    let latest = if goes_on {
+        config.heartbeat.0.mul_f64(ROLLOUT)
+    } else if up() > LONG_UP {
+        INSTALL
+    } else {
+        return false;
+    };
+    let told = desired(&first.report, config);
+    let end = Instant::now() + jittered(latest, 0.0, 1.0);
+    while let Ok(Ok(())) = timeout_at(end, state.changed()).await {
+        let now = desired(&state.borrow_and_update().report, config);
+        // The annotation says which version it is, which is nothing new to wait for.
+        if goes_on && (&now.labels, &now.condition) != (&told.labels, &told.condition) {
+            return false;
+        }
+    }
+    goes_on
+}
+
+/// Heartbeats keep a clock of their own, which no news sets: what thousands of nodes told in one second they would
+/// else confirm in one second, every five minutes. Those that come one after another are spread already.
+pub(super) fn first_beat(heartbeat: Duration, late: bool) -> Duration {
+    if late { jittered(heartbeat.mul_f64(ROLLOUT), 1.0, 0.1) } else { jittered(heartbeat, 0.1, 0.9) }
+}
+
+/// Since the boot, by sysinfo(2).
+fn up() -> Duration {
+    Duration::from_secs(u64::try_from(rustix::system::sysinfo().uptime).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::{
+        report::{Reason, State},
+        verdict::fixture::Scene,
+    };
+
+    fn told(state: State, checked: bool) -> Arc<Published> {
+        let mut report = Scene::new().report();
+        (report.verdict.state, report.verdict.reason) = (state, Reason::PortDown);
+        let history = Arc::from([]);
+        Arc::new(Published { report: Arc::new(report), devices: Vec::new(), listed: None, history, checked })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn agents_that_are_rolled_out_come_one_after_another() {
+        let mut waits = Vec::new();
+        for _ in 0..1000 {
+            let (_tell, mut state) = watch::channel(told(State::Ready, true));
+            let begun = Instant::now();
+            assert!(start_late(&mut state, &Publish::default()).await);
+            waits.push(begun.elapsed().as_secs());
+        }
+        // Two requests each, within 420 s: less than five a second for a thousand.
+        for minute in 0..7 {
+            let came = waits.iter().filter(|wait| **wait / 60 == minute).count();
+            assert!((90..=200).contains(&came), "{came} of 1000 in minute {minute}");
+        }
+        assert!(waits.iter().all(|wait| *wait <= 420));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_new_does_not_wait_and_what_is_not_does() {
+        let (tell, mut state) = watch::channel(told(State::Ready, true));
+        let begun = Instant::now();
+        tokio::spawn(async move {
+            sleep(Duration::from_millis(1)).await;
+            tell.send_replace(told(State::Ready, true));
+            sleep(Duration::from_millis(1)).await;
+            tell.send_replace(told(State::Degraded, true));
+            std::future::pending::<()>().await;
+        });
+        // (One of 200,000 runs has its turn sooner.)
+        assert!(!start_late(&mut state, &Publish::default()).await);
+        assert_eq!(begun.elapsed().as_millis(), 2);
+    }
+
+    #[test]
+    fn heartbeats_are_spread_and_none_is_missed() {
+        let heartbeat = Duration::from_secs(300);
+        for _ in 0..1000 {
+            let (at_once, late) = (first_beat(heartbeat, false), first_beat(heartbeat, true));
+            assert!((30..=300).contains(&at_once.as_secs()), "{at_once:?}");
+            // Not before the last of a rollout has come, and nowhere near three periods.
+            assert!((420..=462).contains(&late.as_secs()), "{late:?}");
+        }
+    }
+}
