@@ -1,7 +1,7 @@
 //! Calls to the API server: each with a deadline, and an error that says what was tried, what was
 //! answered, and what that asks for.
 
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use axum::http::{HeaderValue, header::USER_AGENT};
 use kube::Client;
@@ -54,12 +54,28 @@ pub(super) async fn call<T>(
     match timeout(CALL, future).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) => Err(refused(what, right, &status)),
-        Ok(Err(error)) => Err(CallError { text: format!("can't {what}: {error}"), trouble: Trouble::NoAnswer }),
+        Ok(Err(error)) => {
+            Err(CallError { text: format!("can't {what}: {}", with_causes(&error)), trouble: Trouble::NoAnswer })
+        }
         Err(_) => {
             let text = format!("can't {what}: no answer within {} s", CALL.as_secs());
             Err(CallError { text, trouble: Trouble::NoAnswer })
         }
     }
+}
+
+/// That nobody listens, or that a certificate is wrong, says only the last of them.
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = cause.source();
+    }
+    text
 }
 
 fn refused(what: &str, right: &str, status: &kube::core::Status) -> CallError {
@@ -117,6 +133,14 @@ mod tests {
             assert_eq!(answered(code, details).trouble, trouble, "{code}");
         }
         assert!(answered(403, &none).text.contains("patch nodes/status"), "which right");
+    }
+
+    #[tokio::test]
+    async fn the_last_cause_is_told() {
+        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let api: kube::Api<k8s_openapi::api::core::v1::Node> = kube::Api::all(Client::try_from(nobody).unwrap());
+        let error = call("get the node", "get nodes", api.get("n1")).await.unwrap_err();
+        assert!(error.text.contains("onnection refused"), "{}", error.text);
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 /// One request that was answered.
+#[derive(Debug)]
 pub(crate) struct Asked {
     /// When the server got it, in seconds since 1970.
     pub(crate) at: f64,
@@ -17,6 +18,12 @@ pub(crate) struct Asked {
     /// The object's name, where the request has one.
     pub(crate) name: String,
     pub(crate) code: u64,
+    /// The node of the pod that the token is bound to.
+    #[allow(dead_code, reason = "for agents in pods")]
+    pub(crate) node: String,
+    /// Sent by the agent's own client; tests ask with its account too.
+    #[allow(dead_code, reason = "for agents in pods")]
+    pub(crate) by_agent: bool,
 }
 
 /// All since then, in order.
@@ -41,6 +48,8 @@ fn read(entry: &Value) -> Asked {
         what: format!("{} {}{below}", text(&entry["verb"]), text(&object["resource"])),
         name: text(&object["name"]),
         code: entry["responseStatus"]["code"].as_u64().unwrap_or_default(),
+        node: text(&entry["user"]["extra"]["authentication.kubernetes.io/node-name"][0]),
+        by_agent: entry["userAgent"].as_str().is_some_and(|client| client.starts_with("gdr-agent/")),
     }
 }
 

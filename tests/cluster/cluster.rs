@@ -136,7 +136,7 @@ impl Drop for Cluster {
 }
 
 /// The label by which a watch shows how far it has come.
-const MARK: &str = "test-mark";
+pub(crate) const MARK: &str = "test-mark";
 
 /// A node's past, as far as it was watched.
 pub(crate) struct Watch<'a> {

@@ -1,16 +1,21 @@
 //! The agent in a real cluster: API server, scheduler, kubelets, containerd and Helm, on simulated hardware.
 //!
-//! One scenario in order, because each step is what a cluster goes through after the one before it. It needs root
-//! and a few minutes: `make cluster-test`.
+//! One scenario in order, because each step is what a cluster goes through after the one before it; and one of an API
+//! server in trouble (`troubles`). It needs root and a few minutes: `make cluster-test`.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agents;
 mod audit;
 mod cluster;
+mod inside;
 mod nfd;
 mod node;
+mod others;
 mod policy;
+mod proxy;
+mod rights;
 mod scale;
+mod troubles;
 
 use std::path::PathBuf;
 use std::thread;
@@ -34,6 +39,9 @@ fn from_install_to_uninstall() {
     // Somebody else's, which must come to no harm.
     cluster.kubectl(&["label", "nodes", "--all", "example.com/team=other"]);
     cluster.kubectl(&["annotate", "nodes", "--all", "example.com/note=keep"]);
+    let nodes = ["n1", "n2"].map(|name| Node { cluster: &cluster, name });
+    nodes.iter().for_each(others::put);
+    let before_us = nodes.each_ref().map(|node| others::shown(&cluster, node.name));
 
     step("helm install: label, condition, resource");
     helm(&cluster, "install", &["--create-namespace"]);
@@ -169,6 +177,7 @@ fn from_install_to_uninstall() {
     // Whoever else labelled the old node must do it again.
     cluster.kubectl(&["label", "node", "n2", "example.com/team=other"]);
     cluster.kubectl(&["annotate", "node", "n2", "example.com/note=keep"]);
+    others::put(&again);
 
     step("devices by CDI: the container runtime reads what the agent wrote");
     let cdi = ["--set", "config.cdi.enabled=true,config.policy.damping.hold=10m"];
@@ -239,18 +248,18 @@ fn from_install_to_uninstall() {
     step("helm uninstall: nothing of the agent stays on the nodes");
     cluster.run("helm", &["uninstall", "gdr-agent", "-n", "gdr-system", "--wait", "--timeout", "2m"]);
     thread::sleep(Duration::from_secs(3)); // an agent that dies late would write again
-    for name in ["n1", "n2"] {
-        let node = Node { cluster: &cluster, name };
+    for (node, before) in nodes.iter().zip(&before_us) {
         same(&node.ours(), &Vec::<String>::new()).expect("nothing of ours on the node");
         same(&node.object()["metadata"]["labels"]["example.com/team"], &json!("other")).unwrap();
         same(&node.object()["metadata"]["annotations"]["example.com/note"], &json!("keep")).unwrap();
+        same(&others::shown(&cluster, node.name), before).expect("what others keep there is as it was");
     }
     let left = cluster.kubectl(&["get", "all,serviceaccounts,configmaps,roles,rolebindings,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings", "-A", "-o", "name"]);
     let left: Vec<&str> = left.lines().filter(|name| name.contains("gdr-agent")).collect();
     same(&left, &Vec::new()).expect("nothing of the chart in the cluster");
 }
 
-/// The agent's.
+/// The agent's, as it was built.
 fn image() -> PathBuf {
     std::env::var_os("GDR_AGENT_IMAGE")
         .map_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/target/image/gdr-agent.tar").into(), PathBuf::from)

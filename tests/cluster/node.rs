@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::cluster::{Cluster, eventually, same};
+use crate::cluster::{Cluster, HERE, eventually, same};
 
 /// The label and the condition's status together, for a watch.
 pub(crate) const STATE: &str =
@@ -49,7 +49,8 @@ impl Node<'_> {
         let node = self.object();
         let keys = ["labels", "annotations"].into_iter().flat_map(|kind| {
             let map = node["metadata"][kind].as_object().cloned().unwrap_or_default();
-            map.keys().filter(|key| key.starts_with("gpudirect-rdma")).cloned().collect::<Vec<_>>()
+            let ours = |key: &&String| *key == "gpudirect-rdma" || key.starts_with("gpudirect-rdma/");
+            map.keys().filter(ours).cloned().collect::<Vec<_>>()
         });
         keys.chain(self.condition().map(|condition| condition.to_string())).collect()
     }
@@ -99,6 +100,19 @@ impl Node<'_> {
         eventually("the kubelet answers", || {
             let get = ["get", "--raw", "/healthz", "--insecure-skip-tls-verify", address];
             self.cluster.try_run("kubectl", &get)
+        });
+    }
+
+    /// Power off, and on.
+    pub(crate) fn power_cycle(&self) {
+        let boot = || self.object()["status"]["nodeInfo"]["bootID"].clone();
+        let (before, state) = (boot(), self.cluster.state().to_string_lossy());
+        let script = format!("{HERE}/power-cycle");
+        let n = self.name.trim_start_matches('n');
+        self.cluster.run("enter", &["nsenter", "-t", "1", "-C", &script, &state, n]);
+        eventually("the node has booted", || {
+            let now = boot();
+            if now == before { Err(now.to_string()) } else { Ok(()) }
         });
     }
 }

@@ -41,8 +41,7 @@ pub(crate) fn holds(cluster: &Cluster, node: &Node<'_>) {
     ]);
     assert_eq!(checked, "", "the API server is not content with the policy's expressions");
 
-    let agent = node.agent();
-    let bound = token(cluster, &["--bound-object-kind", "Pod", "--bound-object-name", &agent]);
+    let bound = bound_token(node);
     let unbound = token(cluster, &[]);
     let label = |key: &str, value: Value| json!({ "metadata": { "labels": { key: value } } });
     let ours = label("gpudirect-rdma/test", json!("x"));
@@ -98,6 +97,11 @@ pub(crate) fn holds(cluster: &Cluster, node: &Node<'_>) {
         api["components"]["schemas"]["io.k8s.api.core.v1.NodeStatus"]["properties"].as_object().expect("fields");
     wrong.extend(fields.keys().filter(|field| !tried.contains(&field.as_str())).map(|new| format!("{new}: not tried")));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// One like the node's agent has.
+pub(crate) fn bound_token(node: &Node<'_>) -> String {
+    token(node.cluster, &["--bound-object-kind", "Pod", "--bound-object-name", &node.agent()])
 }
 
 fn token(cluster: &Cluster, more: &[&str]) -> String {
