@@ -30,6 +30,7 @@ use crate::{
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
+
 /// What the writer works with.
 pub struct Publisher {
     /// The Node's name.
@@ -44,12 +45,18 @@ pub struct Publisher {
     pub metrics: Arc<Metrics>,
 }
 
-/// Keeps a Node telling what the agent knows.
-pub async fn publish(publisher: Publisher) {
+/// Keeps a Node telling what the agent knows. What is known at this call is what the first change is from, however
+/// late the future runs: a first check that has ended by then was none of an earlier agent's.
+pub fn publish(mut publisher: Publisher) -> impl Future<Output = ()> + Send {
+    let first = Arc::clone(&publisher.state.borrow_and_update());
+    publish_from(first, publisher)
+}
+
+async fn publish_from(first: Arc<Published>, publisher: Publisher) {
     let Publisher { name, config, mut state, view, metrics } = publisher;
-    let mut last = Arc::clone(&state.borrow_and_update().report);
+    let mut last = Arc::clone(&first.report);
     let mut recorder = Recorder::new(Timestamp::now());
-    let late = start_late(&mut state, &config).await;
+    let late = start_late(&first, &mut state, &config).await;
     let mut beat = Instant::now() + first_beat(config.heartbeat.0, late);
     let mut writer = Writer { name, config, view, node: None, owed: None, client: None };
     let mut pause = FIRST_PAUSE;

@@ -23,8 +23,11 @@ const LONG_UP: Duration = Duration::from_secs(900);
 /// Thousands of agents that are rolled out or installed together must not ask at once. What is new is
 /// told at once all the same, and after a boot everything is. Answers whether an agent that is rolled out has
 /// waited for its turn.
-pub(super) async fn start_late(state: &mut watch::Receiver<Arc<Published>>, config: &Publish) -> bool {
-    let first = Arc::clone(&state.borrow());
+pub(super) async fn start_late(
+    first: &Published,
+    state: &mut watch::Receiver<Arc<Published>>,
+    config: &Publish,
+) -> bool {
     let goes_on = first.checked;
     let latest = if goes_on {
         config.heartbeat.0.mul_f64(ROLLOUT)
@@ -77,9 +80,10 @@ mod tests {
     async fn agents_that_are_rolled_out_come_one_after_another() {
         let mut waits = Vec::new();
         for _ in 0..1000 {
-            let (_tell, mut state) = watch::channel(told(State::Ready, true));
+            let first = told(State::Ready, true);
+            let (_tell, mut state) = watch::channel(Arc::clone(&first));
             let begun = Instant::now();
-            assert!(start_late(&mut state, &Publish::default()).await);
+            assert!(start_late(&first, &mut state, &Publish::default()).await);
             waits.push(begun.elapsed().as_secs());
         }
         // Two requests each, within 420 s: less than five a second for a thousand.
@@ -92,7 +96,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_new_does_not_wait_and_what_is_not_does() {
-        let (tell, mut state) = watch::channel(told(State::Ready, true));
+        let first = told(State::Ready, true);
+        let (tell, mut state) = watch::channel(Arc::clone(&first));
         let begun = Instant::now();
         tokio::spawn(async move {
             sleep(Duration::from_millis(1)).await;
@@ -102,8 +107,17 @@ mod tests {
             std::future::pending::<()>().await;
         });
         // (One of 200,000 runs has its turn sooner.)
-        assert!(!start_late(&mut state, &Publish::default()).await);
+        assert!(!start_late(&first, &mut state, &Publish::default()).await);
         assert_eq!(begun.elapsed().as_millis(), 2);
+    }
+
+    /// A check that ends before the writer first runs makes no rollout of an install.
+    #[tokio::test(start_paused = true)]
+    async fn what_was_known_at_the_start_decides() {
+        let (_tell, mut state) = watch::channel(told(State::Ready, true));
+        let begun = Instant::now();
+        assert!(!start_late(&told(State::Unknown, false), &mut state, &Publish::default()).await);
+        assert!(begun.elapsed() <= INSTALL);
     }
 
     #[test]

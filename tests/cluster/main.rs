@@ -43,6 +43,9 @@ fn from_install_to_uninstall() {
     nodes.iter().for_each(others::put);
     let before_us = nodes.each_ref().map(|node| others::shown(&cluster, node.name));
 
+    step("the examples of the documentation are what a server takes");
+    cluster.kubectl(&["apply", "--dry-run=server", "-f", concat!(env!("CARGO_MANIFEST_DIR"), "/docs/examples")]);
+
     step("helm install: label, condition, resource");
     helm(&cluster, "install", &["--create-namespace"]);
     node.becomes("ready", 8);
