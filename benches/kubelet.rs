@@ -15,7 +15,7 @@ mod support;
 use std::{
     env,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -29,7 +29,7 @@ use fake::{
     },
 };
 use prost::Message as _;
-use support::standins::Node;
+use support::{Running, standins::Node};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, transport::Endpoint};
 
@@ -129,8 +129,7 @@ fn many() {
         folder.display()
     ));
     std::fs::create_dir_all(&folder).unwrap();
-    let mut command = node.free(&["run", "--node-name", "n1"]);
-    let child = Ends(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let agent = node.run();
     let mut kubelet = Kubelet::start(&folder);
     let all = |kubelet: &Kubelet| (0..16).map(|n| kubelet.offers(&format!("bench.io/hca-{n}"), 512)).max().unwrap();
     all(&kubelet);
@@ -146,24 +145,14 @@ fn many() {
         .map(|message| ListAndWatchResponse { devices: message.devices }.encoded_len())
         .max();
     println!("their largest message has {} KiB.", largest.unwrap_or_default() >> 10);
-    drop(child);
-}
-
-/// A process that ends with its owner.
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    drop(agent);
 }
 
 /// The plugin with empty handlers, in a process of its own, and a connection to it.
 struct Nothing {
     runtime: tokio::runtime::Runtime,
     client: device_plugin_client::DevicePluginClient<tonic::transport::Channel>,
-    _process: Ends,
+    _process: Running,
 }
 
 impl Nothing {
@@ -175,7 +164,7 @@ impl Nothing {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let endpoint = Endpoint::try_from(format!("unix://{}", socket.display())).unwrap();
         let channel = runtime.block_on(endpoint.connect()).unwrap();
-        Self { runtime, client: device_plugin_client::DevicePluginClient::new(channel), _process: Ends(process) }
+        Self { runtime, client: device_plugin_client::DevicePluginClient::new(channel), _process: Running(process) }
     }
 
     fn call(&self, request: AllocateRequest) {

@@ -5,7 +5,6 @@ mod support;
 
 use std::{
     fs,
-    io::{Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
@@ -78,13 +77,7 @@ impl<'h> Agent<'h> {
 
     /// Status and body of an HTTP answer.
     fn get(&self, path: &str) -> (u16, String) {
-        let mut stream = eventually("the HTTP server", || TcpStream::connect(("127.0.0.1", self.port)).ok());
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP: {answer}"));
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        support::get(eventually("the HTTP server", || TcpStream::connect(("127.0.0.1", self.port)).ok()), path)
     }
 
     /// Sends SIGTERM and answers how it ended, and after how long.

@@ -122,8 +122,7 @@ impl Agent {
             tracing::warn!("a driver blocks the first look at sysfs");
         };
         let mut memory = context.store.load(&inventory.boot_id);
-        memory.saw_netdevs(&inventory);
-        inventory.recall(&memory.known());
+        memory.meet(&mut inventory);
         verdict::forget_another_driver(&mut memory, &inventory);
         memory.saw_active(context.machine.known_active());
         memory.saw_active(inventory.hcas.iter().filter(|h| h.is_active()).map(HcaFacts::key));

@@ -93,7 +93,7 @@ async fn run(context: &Context, arguments: &Arguments) -> Outcome {
     context.warn_of_foreign_file(&inventory);
     narrow(&mut inventory, arguments)?;
     let mut memory = context.store.load(&inventory.boot_id);
-    inventory.recall(&memory.known());
+    memory.meet(&mut inventory);
     memory.saw_active(context.machine.known_active());
     let progress = Progress::new(std::io::stderr().is_terminal());
     let loopback = arguments.loopback || context.config.check.loopback != Loopback::Never;

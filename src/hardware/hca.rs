@@ -121,11 +121,16 @@ impl HcaFacts {
         Some(Self { node: nodes.verbs_of(roots, &name), mad: nodes.mad_of(&name), name, ..self.clone() })
     }
 
+    /// Its folder in sysfs.
+    fn dir(&self, roots: &Roots) -> PathBuf {
+        roots.sysfs.join("class/infiniband").join(&self.name)
+    }
+
     /// Which entry of a port's GID table RoCE goes by: of version 2 by its type, never index 0 by
     /// habit; one with an IP address of the network rather than a link-local one.
     #[must_use]
     pub fn roce_gid(&self, roots: &Roots, port: u8) -> Option<u8> {
-        let dir = roots.sysfs.join("class/infiniband").join(&self.name).join("ports").join(port.to_string());
+        let dir = self.dir(roots).join("ports").join(port.to_string());
         let mut of_version_2: Vec<u8> = list_dir(&dir.join("gid_attrs/types"))
             .into_iter()
             .filter(|index| read_trimmed(&dir.join("gid_attrs/types").join(index)).as_deref() == Some("RoCE v2"))
@@ -210,21 +215,18 @@ fn has_netdev(function: &Path) -> bool {
 
 /// Whether an HCA whose interface was elsewhere works here again.
 pub(super) fn is_back(roots: &Roots, hca: &HcaFacts, states: &[String]) -> bool {
-    let device = roots.sysfs.join("class/infiniband").join(&hca.name).join("device");
-    has_netdev(&device) || states.iter().any(|state| state == "ACTIVE")
+    has_netdev(&hca.dir(roots).join("device")) || states.iter().any(|state| state == "ACTIVE")
 }
 
 /// The states of an HCA's ports as they are now, and nothing else of it. Once a second for each port, opening
 /// its file would be most of the work.
 pub(super) fn port_states(pass: &Pass, roots: &Roots, hca: &HcaFacts) -> Vec<String> {
-    let ports = roots.sysfs.join("class/infiniband").join(&hca.name).join("ports");
-    let file = |p: &Port| ports.join(p.number.to_string()).join("state");
+    let ports = hca.dir(roots).join("ports");
     let mut kept = pass.kept(&hca.name).into_iter();
     let (mut states, mut files) = (Vec::new(), Vec::new());
     for port in &hca.ports {
         let again = kept.next().and_then(|open| Some((state_of(&open)?, open)));
-        let read = again.or_else(|| fs::File::open(file(port)).ok().and_then(|open| Some((state_of(&open)?, open))));
-        if let Some((state, open)) = read {
+        if let Some((state, open)) = again.or_else(|| open_state(&ports.join(port.number.to_string()))) {
             states.push(state);
             files.push(open);
         } else {
@@ -239,19 +241,20 @@ pub(super) fn port_states(pass: &Pass, roots: &Roots, hca: &HcaFacts) -> Vec<Str
 
 /// The sum of its ports' `counters/link_downed`. A read asks the firmware.
 pub(super) fn link_downed(roots: &Roots, hca: &HcaFacts) -> Option<u64> {
-    let ports = roots.sysfs.join("class/infiniband").join(&hca.name).join("ports");
+    let ports = hca.dir(roots).join("ports");
     let count = |p: &Port| read_trimmed(&ports.join(p.number.to_string()).join("counters/link_downed"))?.parse().ok();
     hca.ports.iter().filter_map(count).reduce(|a: u64, b| a.saturating_add(b))
 }
 
 const UNKNOWN: &str = "UNKNOWN";
 
-/// `4: ACTIVE`.
-fn read_state(port: &Path) -> String {
-    fs::File::open(port.join("state")).ok().and_then(|open| state_of(&open)).unwrap_or_else(|| UNKNOWN.to_owned())
+/// A port's state, with the file that shows it.
+fn open_state(port: &Path) -> Option<(String, fs::File)> {
+    let open = fs::File::open(port.join("state")).ok()?;
+    Some((state_of(&open)?, open))
 }
 
-/// By an open file; none where it is not that port's any more.
+/// `4: ACTIVE`, by an open file; none where it is not that port's any more.
 fn state_of(open: &fs::File) -> Option<String> {
     let mut text = [0; 64];
     let length = open.read_at(&mut text, 0).ok()?;
@@ -264,7 +267,7 @@ fn state_of(open: &fs::File) -> Option<String> {
 
 /// State, and a rate like `400 Gb/sec (4X NDR)`.
 fn read_port(dir: &Path, number: u32) -> Port {
-    let state = read_state(dir);
+    let state = open_state(dir).map_or_else(|| UNKNOWN.to_owned(), |(state, _)| state);
     let rate = read_trimmed(&dir.join("rate")).and_then(|r| r.split_whitespace().next()?.parse::<f64>().ok());
     let infiniband = read_trimmed(&dir.join("link_layer")).is_some_and(|l| l == "InfiniBand");
     let subnet_prefix = infiniband

@@ -49,9 +49,11 @@ struct At {
     left: bool,
 }
 
-/// Work for a thread, which tells the answer once the thread can be had again.
+/// What a thread does, and answers with what tells of it once the thread can be had again.
+type Work = Box<dyn FnOnce() -> Box<dyn FnOnce()> + Send>;
+
 struct Job {
-    work: Box<dyn FnOnce() -> Box<dyn FnOnce()> + Send>,
+    work: Work,
     thread: mpsc::Sender<Self>,
 }
 
@@ -75,7 +77,7 @@ impl Reader {
         }
     }
 
-    fn run(&self, work: Box<dyn FnOnce() -> Box<dyn FnOnce()> + Send>) {
+    fn run(&self, work: Work) {
         let idle = lock(&self.idle).take();
         let thread = idle.or_else(|| self.start());
         if let Some(thread) = thread {

@@ -216,9 +216,7 @@ impl Serving {
             if let Some(kubelet) = Identity::of(&path) {
                 break kubelet;
             }
-            if supervised.changes.changed().await.is_err() {
-                std::future::pending::<()>().await; // the agent ends
-            }
+            change(&mut supervised.changes).await;
         };
         let before = self.streams.borrow().opened;
         let request = RegisterRequest {
@@ -251,7 +249,7 @@ impl Serving {
     /// so it is looked at too.
     async fn lost(&self, changes: &mut watch::Receiver<u64>) {
         while self.is_ours() {
-            let _ = timeout(LOOK, changes.changed()).await;
+            let _ = timeout(LOOK, change(changes)).await;
         }
     }
 
@@ -282,6 +280,13 @@ impl Serving {
                 return;
             }
         }
+    }
+}
+
+/// Waits for a change in the folder; for ever where nobody watches it any more, because the agent ends.
+async fn change(changes: &mut watch::Receiver<u64>) {
+    if changes.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
     future::ready,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 pub use profile::{Fault, Profile, ProfileError};
@@ -32,11 +32,19 @@ pub struct SimulatedMachine {
     topology: Option<Arc<TopologyFile>>,
 }
 
-/// The profile, and of which file it is.
+/// The profile with the machine that it makes, and of which file it is.
 #[derive(Debug)]
 struct Last {
     profile: Profile,
+    machine: Inventory,
     of: Option<FileId>,
+}
+
+impl Last {
+    fn new(profile: Profile, of: Option<FileId>, boot_id: &str) -> Result<Self, ProfileError> {
+        let machine = Inventory { boot_id: boot_id.to_owned(), ..profile.machine()? };
+        Ok(Self { profile, machine, of })
+    }
 }
 
 /// Another file, or another content of it: inode, size, and the change's time.
@@ -52,9 +60,9 @@ impl SimulatedMachine {
         let file = (!NAMES.contains(&profile)).then(|| PathBuf::from(profile));
         let of = file.as_deref().and_then(file_id);
         let profile = file.as_deref().map_or_else(|| Ok(Profile::built_in(profile)), Profile::read)?;
-        profile.machine()?;
         let seen = Mutex::new(profile.faults.clone());
-        Ok(Self { file, last: Mutex::new(Last { profile, of }), seen, boot_id, topology: None })
+        let last = Mutex::new(Last::new(profile, of, &boot_id)?);
+        Ok(Self { file, last, seen, boot_id, topology: None })
     }
 
     /// Takes distances from a topology file.
@@ -66,43 +74,40 @@ impl SimulatedMachine {
     /// What is here, as the profile has it now.
     #[must_use]
     pub fn inventory(&self) -> Inventory {
-        self.shown(&self.profile())
+        self.shown(&self.last())
     }
 
     /// The profile as it is now; one that can't be read any more leaves the last one in force.
-    fn profile(&self) -> Profile {
+    fn last(&self) -> MutexGuard<'_, Last> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = &self.file {
             let of = file_id(file);
             if of.is_none() || of != last.of {
-                match Profile::read(file).and_then(|p| p.machine().map(|_| p)) {
-                    Ok(profile) => *last = Last { profile, of },
+                match Profile::read(file).and_then(|profile| Last::new(profile, of, &self.boot_id)) {
+                    Ok(now) => *last = now,
                     Err(error) => tracing::warn!(%error, "keeping the last profile that could be read"),
                 }
             }
         }
-        last.profile.clone()
+        last
     }
 
-    /// The machine as a profile has it.
-    fn shown(&self, profile: &Profile) -> Inventory {
-        let mut inventory = profile.machine().unwrap_or_else(|_| profiles::empty());
-        inventory.boot_id.clone_from(&self.boot_id);
-        inventory.with_file(self.topology.as_ref())
+    fn shown(&self, last: &Last) -> Inventory {
+        last.machine.clone().with_file(self.topology.as_ref())
     }
 
     /// Whether the faults are others than at the last call: a fault in a registration shows only to
     /// a check, and a real machine's would come with a change that the agent sees.
-    fn faults_changed(&self, faults: Vec<Fault>) -> bool {
+    fn faults_changed(&self, faults: &[Fault]) -> bool {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = *seen != faults;
-        *seen = faults;
+        faults.clone_into(&mut seen);
         changed
     }
 
     /// The made-up machine without any fault.
     fn pristine(&self) -> Inventory {
-        profiles::machine(&self.profile().base).unwrap_or_else(profiles::empty)
+        profiles::machine(&self.last().profile.base).unwrap_or_else(profiles::empty)
     }
 }
 
@@ -112,12 +117,12 @@ impl Machine for SimulatedMachine {
     }
 
     fn hca(&self, known: &HcaFacts) -> Option<HcaFacts> {
-        self.inventory().hcas.into_iter().find(|hca| hca.key() == known.key())
+        self.last().machine.hcas.iter().find(|hca| hca.key() == known.key()).cloned()
     }
 
     fn changed_since(&self, last: &Arc<Inventory>) -> Answer<'_, bool> {
-        let profile = self.profile();
-        let changed = self.shown(&profile) != **last || self.faults_changed(profile.faults);
+        let now = self.last();
+        let changed = self.shown(&now) != **last || self.faults_changed(&now.profile.faults);
         Box::pin(ready(changed))
     }
 
@@ -126,7 +131,7 @@ impl Machine for SimulatedMachine {
     }
 
     fn probe(&self, task: Task) -> Answer<'_> {
-        let row: Row = self.profile().row(&task);
+        let row: Row = self.last().profile.row(&task);
         Box::pin(ready(row))
     }
 

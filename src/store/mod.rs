@@ -72,6 +72,12 @@ impl Memory {
         self.with_netdev.extend(inventory.hcas.iter().filter(|hca| hca.netdev).map(HcaFacts::key));
     }
 
+    /// Takes in what is here, and lets what is elsewhere be what it was.
+    pub fn meet(&mut self, inventory: &mut Inventory) {
+        self.saw_netdevs(inventory);
+        inventory.recall(&self.known());
+    }
+
     /// The HCAs of this boot, as they were.
     #[must_use]
     pub fn known(&self) -> Known {

@@ -84,7 +84,7 @@ pub fn remember(memory: &mut Memory, inventory: &Inventory, assessment: &Assessm
 pub fn assess(input: &Input<'_>) -> Assessment {
     let roles = roles::assign(input);
     let nearest = nearest::find(input.inventory, &roles);
-    let pairs = pairs::build(input, &roles, &nearest);
+    let (pairs, carried) = pairs::build(input, &roles, &nearest);
     let hcas: Vec<Hca> = input
         .inventory
         .hcas
@@ -95,7 +95,6 @@ pub fn assess(input: &Input<'_>) -> Assessment {
         .collect();
     let gpus: Vec<Gpu> = (0..input.inventory.gpus.len()).map(|g| gpu(input, &roles, &nearest, &pairs, g)).collect();
     let outlook = outlook::of(input, &gpus, &hcas);
-    let carried = pairs::carried_reasons(input, &pairs);
     let facts = diagnosis::Facts {
         outlook: &outlook,
         inventory: input.inventory,

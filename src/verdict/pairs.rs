@@ -12,8 +12,10 @@ use crate::{
     store::{Memory, Remembered},
 };
 
-pub(super) fn build(input: &Input<'_>, roles: &Roles, nearest: &Nearest) -> Vec<Pair> {
+/// With why those are bad that could not be tried this time: it is still so, as far as anybody knows.
+pub(super) fn build(input: &Input<'_>, roles: &Roles, nearest: &Nearest) -> (Vec<Pair>, Vec<CarriedReason>) {
     let inventory = input.inventory;
+    let mut reasons = Vec::new();
     let mut pairs = Vec::with_capacity(inventory.gpus.len() * inventory.hcas.len());
     for (g, gpu) in inventory.gpus.iter().enumerate() {
         for (h, hca) in inventory.hcas.iter().enumerate() {
@@ -21,6 +23,9 @@ pub(super) fn build(input: &Input<'_>, roles: &Roles, nearest: &Nearest) -> Vec<
             let (dma_buf, peermem) = (result(Method::DmaBuf), result(Method::Peermem));
             let now = outcome_of(&input.config.check.methods, &dma_buf, &peermem);
             let carried = if now.is_none() { carried(input, gpu, hca, [&dma_buf, &peermem]) } else { None };
+            if let Some(Remembered { good: false, reason: Some(reason), at, .. }) = carried {
+                reasons.push(CarriedReason { gpu: gpu.pci, hca: hca.name.clone(), reason, at });
+            }
             let counts = match input.config.policy.pairs {
                 Pairs::Nearest => nearest.rail[h] && nearest.of_gpu[g].contains(&h),
                 Pairs::All => roles.hcas[h] == HcaRole::Eligible && !roles.shut[h],
@@ -37,7 +42,7 @@ pub(super) fn build(input: &Input<'_>, roles: &Roles, nearest: &Nearest) -> Vec<
             });
         }
     }
-    pairs
+    (pairs, reasons)
 }
 
 fn result_of(
@@ -105,17 +110,6 @@ fn circumstances(inventory: &Inventory, hca: &HcaFacts) -> String {
         .map_or_else(String::new, |n| format!("{}{}", n.version, if n.open { " open" } else { "" }));
     let text = |t: &Option<String>| t.clone().unwrap_or_default();
     format!("{}|{nvidia}|{}|{}|{}", inventory.boot_id, inventory.peermem, text(&hca.driver), text(&hca.firmware))
-}
-
-/// Why pairs are bad that could not be tried this time: it is still so, as far as anybody knows.
-pub(super) fn carried_reasons(input: &Input<'_>, pairs: &[Pair]) -> Vec<CarriedReason> {
-    let each = input.inventory.gpus.iter().flat_map(|gpu| input.inventory.hcas.iter().map(move |hca| (gpu, hca)));
-    let of = |(pair, (gpu, hca)): (&Pair, (&GpuFacts, &HcaFacts))| {
-        let at = pair.checked_at.filter(|_| pair.good == Some(false))?;
-        let reason = input.memory.pairs.get(&key(gpu, hca))?.reason?;
-        Some(CarriedReason { gpu: pair.gpu, hca: pair.hca.clone(), reason, at })
-    };
-    pairs.iter().zip(each).filter_map(of).collect()
 }
 
 /// The worst finding that speaks of a pair.

@@ -36,13 +36,7 @@ pub(crate) fn prepare(cluster: &Cluster) {
     cluster.kubectl(&["create", "namespace", "gdr-system"]);
     cluster.kubectl(&["apply", "-f", &rights.to_string_lossy()]);
     let token = cluster.kubectl(&["-n", "gdr-system", "create", "token", "gdr-agent", "--duration", "24h"]);
-    let pki = cluster.state().join("pki");
-    let config = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{ "name": "c", "cluster": { "server": "https://10.99.0.1:443", "certificate-authority": pki.join("ca.crt") } }],
-        "users": [{ "name": "agents", "user": { "token": token.trim() } }],
-        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "agents" } }],
-    });
+    let config = cluster.kubeconfig(token.trim());
     std::fs::write(cluster.state().join(KUBECONFIG), config.to_string()).expect("the state folder can be written");
     let end = "for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in kube-controller|kube-scheduler) kill ${p#/proc/};; esac; done";
     cluster.run("enter", &["sh", "-c", end]);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Where the scripts are.
 pub(crate) const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster");
@@ -50,6 +50,17 @@ impl Cluster {
 
     pub(crate) fn state(&self) -> &Path {
         &self.state
+    }
+
+    /// What leads to the API server with this token.
+    pub(crate) fn kubeconfig(&self, token: &str) -> Value {
+        let cluster = json!({ "server": "https://10.99.0.1", "certificate-authority": self.state.join("pki/ca.crt") });
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{ "name": "c", "cluster": cluster }],
+            "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+            "users": [{ "name": "u", "user": { "token": token } }],
+        })
     }
 
     /// Runs one of the scripts in the state folder: `kubectl`, `helm`, `enter`, `on-node`.

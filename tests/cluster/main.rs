@@ -75,7 +75,7 @@ fn from_install_to_uninstall() {
     let before = identity(&cluster, "training");
 
     step("a port goes down: degraded, one device less, the pod untouched");
-    let agents = agents(&cluster);
+    let agents = agent_pods(&cluster);
     let hca = if held[0] == "mlx5_4" { "mlx5_3" } else { "mlx5_4" };
     helm(&cluster, "upgrade", &["--set-json", &port_down(hca)]);
     node.becomes("degraded", 7);
@@ -115,7 +115,7 @@ fn from_install_to_uninstall() {
     runs(&cluster, "waiting");
     same(&hcas_of(&cluster, "waiting"), &vec![hca.to_owned()]).unwrap();
     same(&identity(&cluster, "training"), &before).unwrap();
-    same(&self::agents(&cluster), &agents).expect("a profile's change rolls no pod");
+    same(&agent_pods(&cluster), &agents).expect("a profile's change rolls no pod");
     cluster.kubectl(&["delete", "pod", "filler", "waiting", "--now"]);
 
     step("the port of a device that a pod holds: the pod's own status says so, and nothing else happens to it");
@@ -199,8 +199,9 @@ fn from_install_to_uninstall() {
     helm(&cluster, "upgrade", &[&cdi[..], &["--set", "privileged=false"]].concat());
     node.agent_is_another_than(&old);
     node.becomes("ready", 8);
-    let status = "for p in /proc/[0-9]*; do if [ \"$(cat $p/comm 2>/dev/null)\" = gdr-agent ]; then grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' $p/status; fi; done";
-    let status = cluster.run("on-node", &["n1", "sh", "-c", status]);
+    let status = format!("/proc/{}/status", node.pids("gdr-agent"));
+    let what = "^(CapEff|CapBnd|NoNewPrivs|Seccomp):";
+    let status = cluster.run("on-node", &["n1", "grep", "-E", what, &status]);
     let status: Vec<&str> = status.split_whitespace().collect();
     let wanted = ["CapEff:", IPC_LOCK, "CapBnd:", IPC_LOCK, "NoNewPrivs:", "1", "Seccomp:", "2"];
     same(&status, &wanted.to_vec()).unwrap();
@@ -211,17 +212,12 @@ fn from_install_to_uninstall() {
 
     if std::env::var_os("CLUSTER_SLOW").is_some() {
         step("the agent away for six minutes: no capacity, pods still run, and all is back without help");
-        let select =
-            |selector: Value| json!({ "spec": { "template": { "spec": { "nodeSelector": selector } } } }).to_string();
-        let patch = |selector: Value| {
-            cluster.kubectl(&["-n", "gdr-system", "patch", "daemonset", "gdr-agent", "-p", &select(selector)]);
-        };
-        patch(json!({ "nowhere": "at-all" }));
+        agents_go(&cluster, true);
         thread::sleep(Duration::from_secs(360));
         node.offers(0);
         same(&node.object()["status"]["capacity"][RESOURCE], &json!("0")).unwrap();
         same(&identity(&cluster, "training"), &before).unwrap();
-        patch(json!({ "nowhere": null }));
+        agents_go(&cluster, false);
         node.offers(8);
         same(&node.object()["status"]["capacity"][RESOURCE], &json!("8")).unwrap();
         same(&identity(&cluster, "training"), &before).unwrap();
@@ -282,13 +278,22 @@ fn helm(cluster: &Cluster, verb: &str, more: &[&str]) {
     cluster.run("helm", &[&arguments[..], &image, &untimed, more].concat());
 }
 
-/// The agent's pods, by uid.
-fn agents(cluster: &Cluster) -> Vec<String> {
+/// The agents' pods by uid, with how often each was started again.
+fn agent_pods(cluster: &Cluster) -> Vec<(String, Value)> {
     let pods = cluster.get(&["pods", "-n", "gdr-system", "-l", "app.kubernetes.io/name=gdr-agent"]);
-    let mut uids: Vec<String> =
-        pods["items"].as_array().expect("a list").iter().map(|pod| pod["metadata"]["uid"].to_string()).collect();
-    uids.sort();
-    uids
+    let pods = pods["items"].as_array().expect("a list").iter();
+    let mut pods: Vec<_> = pods
+        .map(|pod| (pod["metadata"]["uid"].to_string(), pod["status"]["containerStatuses"][0]["restartCount"].clone()))
+        .collect();
+    pods.sort_by(|a, b| a.0.cmp(&b.0));
+    pods
+}
+
+/// Takes the agents off all nodes, or lets them come back.
+fn agents_go(cluster: &Cluster, away: bool) {
+    let selector = json!({ "nowhere": away.then_some("at-all") });
+    let patch = json!({ "spec": { "template": { "spec": { "nodeSelector": selector } } } }).to_string();
+    cluster.kubectl(&["-n", "gdr-system", "patch", "daemonset", "gdr-agent", "-p", &patch]);
 }
 
 /// A pod on n1 that holds so many devices. It tolerates nothing and selects no state: the devices alone decide.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, HERE, eventually, same};
 use crate::node::Node;
-use crate::{helm, image, port_down, step};
+use crate::{agents_go, helm, image, port_down, step};
 
 const FILE: &str = "/etc/kubernetes/node-feature-discovery/features.d/gdr-agent";
 /// Three of these are a file's life.
@@ -59,12 +59,10 @@ fn labels_by_node_feature_discovery() {
     shows(&node, &json!({ "state": "degraded", "reason": "PortDown" }));
 
     step("no agent: the file's word ends by itself");
-    let away = json!({ "spec": { "template": { "spec": { "nodeSelector": { "nowhere": "at-all" } } } } }).to_string();
-    cluster.kubectl(&["-n", "gdr-system", "patch", "daemonset", "gdr-agent", "-p", &away]);
+    agents_go(&cluster, true);
     eventually("no label is left", || same(&labels_of(&node), &json!({})));
     cluster.run("on-node", &["n1", "test", "-e", FILE]); // it has expired, and is there
-    let back = json!({ "spec": { "template": { "spec": { "nodeSelector": { "nowhere": null } } } } }).to_string();
-    cluster.kubectl(&["-n", "gdr-system", "patch", "daemonset", "gdr-agent", "-p", &back]);
+    agents_go(&cluster, false);
     shows(&node, &json!({ "state": "degraded" }));
 
     step("a node that is to have no GPUs: no file, no label");

@@ -84,10 +84,17 @@ impl Node<'_> {
         self.cluster.kubectl(&["-n", "gdr-system", "wait", "--for=condition=Ready", "--timeout=90s", &pod]);
     }
 
+    /// Of the processes that are called so, a line for each.
+    pub(crate) fn pids(&self, name: &str) -> String {
+        let pids = format!(
+            "for p in /proc/[0-9]*; do if [ \"$(cat $p/comm 2>/dev/null)\" = {name} ]; then echo ${{p#/proc/}}; fi; done"
+        );
+        self.cluster.run("on-node", &[self.name, "sh", "-c", &pids]).trim().to_owned()
+    }
+
     /// Kills the kubelet, and returns when another runs and says that the node is Ready.
     pub(crate) fn kill_kubelet(&self) {
-        let pids = "for p in /proc/[0-9]*; do if [ \"$(cat $p/comm 2>/dev/null)\" = kubelet ]; then echo ${p#/proc/}; fi; done";
-        let find = || self.cluster.run("on-node", &[self.name, "sh", "-c", pids]).trim().to_owned();
+        let find = || self.pids("kubelet");
         let old = find();
         assert!(!old.is_empty(), "no kubelet on {}", self.name);
         self.cluster.run("on-node", &[self.name, "kill", "-9", &old]);

@@ -4,7 +4,6 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessR
 use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
-use serde_json::json;
 
 use crate::cluster::Cluster;
 use crate::inside::inside;
@@ -43,15 +42,7 @@ const NAMESPACES: &[&str] = &["", "default", "gdr-system", "kube-system"];
 
 /// What is allowed: `get nodes`, with the namespace where it is not allowed in all.
 pub(crate) fn allowed(cluster: &Cluster, token: &str) -> Vec<String> {
-    let config = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{ "name": "c", "cluster": {
-            "server": "https://10.99.0.1", "certificate-authority": cluster.state().join("pki/ca.crt"),
-        } }],
-        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
-        "users": [{ "name": "u", "user": { "token": token } }],
-    });
-    let config: Kubeconfig = serde_json::from_value(config).expect("a kubeconfig");
+    let config: Kubeconfig = serde_json::from_value(cluster.kubeconfig(token)).expect("a kubeconfig");
     let asked = inside(cluster, move || async move {
         let config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await.expect("a config");
         let client = Client::try_from(config).expect("a client");

@@ -11,7 +11,7 @@ use crate::audit::{Asked, asked};
 use crate::cluster::{Cluster, eventually, same};
 use crate::node::{Node, STATE};
 use crate::proxy::{Met, PORT, Proxy, Trouble, Weather};
-use crate::{helm, image, policy, port_down, rights, step};
+use crate::{agent_pods, helm, image, policy, port_down, rights, step};
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const SETTINGS: &[&str] = &["--set", "config.publish.heartbeat=10s,config.check.interval=10s"];
@@ -69,7 +69,7 @@ fn steady_state(nodes: &[Node<'_>]) {
 fn tokens_end(nodes: &[Node<'_>]) {
     step("the agents' tokens end: no state is lost, and the new ones are read from the same file");
     let cluster = nodes[0].cluster;
-    let pods = pods(cluster);
+    let agents = agent_pods(cluster);
     let mut account = cluster.get(&["-n", "gdr-system", "serviceaccount", "gdr-agent"]);
     for own in ["uid", "resourceVersion", "creationTimestamp"] {
         account["metadata"].as_object_mut().expect("metadata").remove(own);
@@ -90,7 +90,7 @@ fn tokens_end(nodes: &[Node<'_>]) {
     for node in nodes {
         node.becomes("ready", 8);
     }
-    same(&self::pods(cluster), &pods).expect("no agent was started again");
+    same(&agent_pods(cluster), &agents).expect("no agent was started again");
 }
 
 /// The agent's first word after a boot is that nothing is known. (One that checks by itself may know more within a
@@ -159,7 +159,7 @@ fn storm(nodes: &[Node<'_>]) {
         });
         node.becomes("ready", 8);
     }
-    let pods = pods(cluster);
+    let agents = agent_pods(cluster);
     let (begun, started) = (Timestamp::now(), Instant::now());
 
     step("the API server is away: devices go on without it");
@@ -213,7 +213,7 @@ fn storm(nodes: &[Node<'_>]) {
         let message = condition["message"].as_str().expect("a message");
         assert!(message.contains("mlx5_6") && !message.contains("mlx5_4"), "{message}");
     }
-    same(&self::pods(cluster), &pods).expect("no agent was started again");
+    same(&agent_pods(cluster), &agents).expect("no agent was started again");
     // What was refused loses nothing of the node, so that it is not read again. A heartbeat is one request, a change a
     // patch and its event; a row's patch may come again with a late event, and one was cut after it had come.
     let heartbeats = usize::try_from(started.elapsed().as_secs() / HEARTBEAT.as_secs()).expect("few");
@@ -250,17 +250,6 @@ fn says(node: &Node<'_>, text: &str) {
         let log = node.cluster.kubectl(&["-n", "gdr-system", "logs", &node.agent(), "--tail=40"]);
         if log.contains(text) { Ok(()) } else { Err(log) }
     });
-}
-
-/// The agents' pods, with how often each was started again.
-fn pods(cluster: &Cluster) -> Vec<(String, Value)> {
-    let pods = cluster.get(&["pods", "-n", "gdr-system", "-l", "app.kubernetes.io/name=gdr-agent"]);
-    let pods = pods["items"].as_array().expect("a list").iter();
-    let mut pods: Vec<_> = pods
-        .map(|pod| (pod["metadata"]["uid"].to_string(), pod["status"]["containerStatuses"][0]["restartCount"].clone()))
-        .collect();
-    pods.sort_by(|a, b| a.0.cmp(&b.0));
-    pods
 }
 
 /// After each failure in a row at least half of twice as long as after the one before.

@@ -3,28 +3,20 @@
 use std::{
     fs,
     os::unix::fs::symlink,
-    process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
 use serde_json::Value;
 
-use crate::support::{find, finding, standins::Node};
+use crate::support::{Running, find, finding, standins::Node};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An agent on a node of stand-ins, which does not outlive its test.
+/// An agent on a node of stand-ins.
 pub(crate) struct Agent<'n> {
     node: &'n Node,
-    pub(crate) child: Child,
-}
-
-impl Drop for Agent<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    pub(crate) process: Running,
 }
 
 impl<'n> Agent<'n> {
@@ -36,9 +28,7 @@ impl<'n> Agent<'n> {
              kubelet: {{ devicePlugins: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: null }}\n",
             plugins.display()
         ));
-        let mut command = node.free(&["run", "--node-name", "n1"]);
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        Self { node, child }
+        Self { node, process: node.run() }
     }
 
     /// The report in the run folder, once it is as wanted.

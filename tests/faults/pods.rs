@@ -3,7 +3,6 @@
 use std::{
     fs,
     path::Path,
-    process::Child,
     sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
@@ -15,7 +14,6 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    supervision::begin,
     support::{evidence, find, finding, standins::Node, uuid},
     usage::{FIRST, is},
 };
@@ -117,13 +115,17 @@ fn without_a_kubelet_nobody_holds_anything() {
     is(&node.check(&[]).exits(0).json(), "verified", None);
 }
 
-/// The agent, until it is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+/// What the agent has left in a file, once it is as wanted.
+fn left(node: &Node, file: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let text = fs::read_to_string(node.home.path(file)).unwrap_or_default();
+        let left: Value = serde_json::from_str(&text).unwrap_or_default();
+        if wanted(&left) {
+            return left;
+        }
+        assert!(Instant::now() < end, "never {what}: {left:#}");
+        thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -131,18 +133,9 @@ impl Drop for Running {
 #[test]
 fn what_was_known_of_a_gpu_stays_while_a_pod_has_it() {
     let (node, held) = node("nothing", "publish: { mode: none }\nhttp: { listen: null }\nresources: []\n");
-    let agent = Running(begin(&node, &["run", "--node-name", "n1"]));
+    let agent = node.run();
     let checked = |wanted: &str| {
-        let end = Instant::now() + Duration::from_secs(30);
-        loop {
-            let text = fs::read_to_string(node.home.path("run/report.json")).unwrap_or_default();
-            let report: Value = serde_json::from_str(&text).unwrap_or_default();
-            if report["pairs"][0]["dmaBuf"]["outcome"] == wanted {
-                return report;
-            }
-            assert!(Instant::now() < end, "never {wanted}: {report:#}");
-            thread::sleep(Duration::from_millis(50));
-        }
+        left(&node, "run/report.json", wanted, |report| report["pairs"][0]["dmaBuf"]["outcome"] == wanted)
     };
     assert_eq!(checked("verified")["verdict"]["state"], "ready");
     *held.lock().unwrap() = uuid(0);
@@ -176,18 +169,11 @@ fn an_hca_that_another_plugin_offers_too() {
 #[test]
 fn what_another_plugin_offers_too_is_remembered() {
     let (node, _held) = node("0000:40:00.0", "publish: { mode: none }\nhttp: { listen: null }\nresources: [ {} ]\n");
-    let agent = Running(begin(&node, &["run", "--node-name", "n1"]));
-    let end = Instant::now() + Duration::from_secs(30);
-    loop {
-        let text = fs::read_to_string(node.home.path("store/state.json")).unwrap_or_default();
-        let devices = serde_json::from_str::<Value>(&text).unwrap_or_default()["devices"].clone();
-        if devices["0000:40:00.0"]["alsoIn"] == "openshift.io/rails" {
-            assert!(devices["0000:41:00.0"]["alsoIn"].is_null(), "{devices:#}");
-            break;
-        }
-        assert!(Instant::now() < end, "never: {devices:#}");
-        thread::sleep(Duration::from_millis(50));
-    }
+    let agent = node.run();
+    let offered = |store: &Value, id: &str| store["devices"][id]["alsoIn"].clone();
+    let store =
+        left(&node, "store/state.json", "in both", |store| offered(store, "0000:40:00.0") == "openshift.io/rails");
+    assert!(offered(&store, "0000:41:00.0").is_null(), "{store:#}");
     drop(agent);
 }
 
@@ -195,18 +181,10 @@ fn what_another_plugin_offers_too_is_remembered() {
 #[test]
 fn a_device_whose_function_is_gone_leaves_when_no_pod_holds_it() {
     let (node, held) = node("0000:41:00.0", "publish: { mode: none }\nhttp: { listen: null }\nresources: [ {} ]\n");
-    let agent = Running(begin(&node, &["run", "--node-name", "n1"]));
+    let agent = node.run();
     let devices = |wanted: usize| {
-        let end = Instant::now() + Duration::from_secs(30);
-        loop {
-            let text = fs::read_to_string(node.home.path("store/state.json")).unwrap_or_default();
-            let store: Value = serde_json::from_str(&text).unwrap_or_default();
-            if store["devices"].as_object().is_some_and(|all| all.len() == wanted) {
-                return;
-            }
-            assert!(Instant::now() < end, "never {wanted}: {:#}", store["devices"]);
-            thread::sleep(Duration::from_millis(50));
-        }
+        let many = |store: &Value| store["devices"].as_object().is_some_and(|all| all.len() == wanted);
+        left(&node, "store/state.json", &format!("{wanted} devices"), many);
     };
     let recheck = || node.command(&["recheck"]).output().unwrap();
     devices(2);

@@ -2,14 +2,12 @@
 
 use std::{
     fs,
-    io::{Read, Write},
     net::{TcpListener, TcpStream},
-    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
 
-use crate::support::standins::Node;
+use crate::support::{get, standins::Node};
 
 /// What it answers once a check has ended.
 fn readyz(faults: &str) -> (u16, String) {
@@ -22,24 +20,17 @@ fn readyz(faults: &str) -> (u16, String) {
         "kubelet: {{ devicePlugins: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: \"127.0.0.1:{port}\" }}\n",
         plugins.display()
     ));
-    let mut agent =
-        node.free(&["run", "--node-name", "n1"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let _agent = node.run();
     let end = Instant::now() + Duration::from_secs(30);
-    let answer = loop {
+    loop {
         assert!(Instant::now() < end, "no check ends");
         thread::sleep(Duration::from_millis(50));
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { continue };
-        write!(stream, "GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        if !answer.contains("no check has finished yet") {
-            break answer;
+        let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+        let (status, body) = get(stream, "/readyz");
+        if !body.contains("no check has finished yet") {
+            return (status, body);
         }
-    };
-    agent.kill().unwrap();
-    agent.wait().unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn an_hca_whose_driver_blocks_is_unknown_and_the_others_go_on() {
     let node = Node::new(1, 2);
     let agent = Agent::start(&node);
     agent.becomes("ready");
-    let threads = || fs::read_dir(format!("/proc/{}/task", agent.child.id())).unwrap().count();
+    let threads = || fs::read_dir(format!("/proc/{}/task", agent.process.0.id())).unwrap().count();
     let before = threads();
     let answer = block(node.tree.sys("class/infiniband/mlx5_0/ports/1/state"));
     let is_silent = |report: &Value| pair(report, "0000:20:00.0", "mlx5_0")["peermem"]["step"] == "sysfs";

@@ -97,6 +97,14 @@ impl Agent {
         fs::read_to_string(self.home.path("log")).unwrap_or_default()
     }
 
+    pub(crate) fn says(&self, what: &str) {
+        let deadline = Instant::now() + Duration::from_secs(15);
+        while !self.log().contains(what) {
+            assert!(Instant::now() < deadline, "never `{what}`:\n{}", self.log());
+            sleep(Duration::from_millis(20));
+        }
+    }
+
     pub(crate) fn sockets(&self) -> Vec<PathBuf> {
         let all = fs::read_dir(self.folder()).unwrap().flatten().map(|entry| entry.path());
         all.filter(|path| !path.ends_with("kubelet.sock")).collect()

@@ -183,6 +183,15 @@ impl Kubelet {
         Instant::now()
     }
 
+    /// Waits until somebody registers.
+    pub(crate) fn is_asked(&self) {
+        let deadline = Instant::now() + Duration::from_secs(15);
+        while self.seen().requests.is_empty() {
+            assert!(Instant::now() < deadline, "never registered");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub(crate) fn messages(&self, resource: &str) -> Vec<Message> {
         self.seen().messages.iter().filter(|message| message.resource == resource).cloned().collect()
     }

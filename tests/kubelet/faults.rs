@@ -102,11 +102,7 @@ fn ten_errors(agent: &mut Agent) -> Duration {
 /// The first kubelet is still busy with Register when the second one deletes the socket.
 fn second_while_registering(agent: &mut Agent) -> Duration {
     let slow = Kubelet::with(&agent.folder(), Mood::Slow(Duration::from_secs(12)), false);
-    let deadline = Instant::now() + LATEST;
-    while slow.seen().requests.is_empty() {
-        assert!(Instant::now() < deadline, "never registered");
-        sleep(Duration::from_millis(1));
-    }
+    slow.is_asked();
     let next = Kubelet::start(&agent.folder());
     let took = back(&next, next.began);
     drop(slow);
@@ -229,11 +225,7 @@ fn a_cut_after_a_replacement_is_noticed() {
 #[test]
 fn a_resource_with_nothing_in_it_is_said() {
     let agent = Agent::running("resources: [ { name: a.io/none, select: [ { name: none } ] } ]");
-    let deadline = Instant::now() + LATEST;
-    while !agent.log().contains("no HCA of this node is in this resource") {
-        assert!(Instant::now() < deadline, "{}", agent.log());
-        sleep(Duration::from_millis(20));
-    }
+    agent.says("no HCA of this node is in this resource");
     assert!(agent.log().contains("a.io/none"));
 }
 

@@ -3,7 +3,6 @@
 use std::{
     env, fs,
     process::Command,
-    thread::sleep,
     time::{Duration, Instant},
 };
 
@@ -32,14 +31,6 @@ fn nested(name: &str, prepare: &str, test: impl FnOnce()) {
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
-fn says(agent: &Agent, what: &str) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !agent.log().contains(what) {
-        assert!(Instant::now() < deadline, "never `{what}`:\n{}", agent.log());
-        sleep(Duration::from_millis(20));
-    }
-}
-
 /// As where `fs.inotify.max_user_instances` is used up: looking alone does it.
 #[test]
 fn p09_without_inotify_every_restart_is_noticed() {
@@ -49,7 +40,7 @@ fn p09_without_inotify_every_restart_is_noticed() {
         || {
             let agent = Agent::running("");
             let mut kubelet = Kubelet::start(&agent.folder());
-            says(&agent, "no inotify");
+            agent.says("no inotify");
             kubelet.offers(HCA, 8);
             for _ in 0..3 {
                 kubelet.stop();
@@ -59,11 +50,7 @@ fn p09_without_inotify_every_restart_is_noticed() {
             }
             // Our socket is deleted while a kubelet still thinks about it, and another kubelet is there.
             let slow = Kubelet::with(&agent.folder(), Mood::Slow(Duration::from_secs(30)), false);
-            let deadline = Instant::now() + Duration::from_secs(15);
-            while slow.seen().requests.is_empty() {
-                assert!(Instant::now() < deadline, "never registered");
-                sleep(Duration::from_millis(1));
-            }
+            slow.is_asked();
             let next = Kubelet::start(&agent.folder());
             let took = next.offers(HCA, 8) - next.began;
             assert!(took < Duration::from_secs(5), "{took:?}");
@@ -84,7 +71,7 @@ fn a_disk_that_is_full_is_waited_for() {
             (0..8).map(|n| folder.join(format!("file-{n}"))).take_while(|f| fs::write(f, "").is_ok()).collect();
         assert!(!fill.is_empty() && fill.len() < 8);
         agent.start();
-        says(&agent, "No space left on device");
+        agent.says("No space left on device");
         assert_eq!(kubelet.allocatable(HCA), 0);
         let begin = Instant::now();
         for file in fill {

@@ -3,7 +3,6 @@
 use std::{
     fs,
     os::unix::fs::symlink,
-    process::{Child, Stdio},
     time::{Duration, Instant},
 };
 
@@ -13,21 +12,15 @@ use crate::{
     HCA,
     allocation::{allocate, own},
     fake::{Kubelet, v1beta1::PreStartContainerRequest},
-    support::{block, standins::Node},
+    support::{Running, block, standins::Node},
 };
 
 const FIRST: &str = "0000:40:00.0";
 
-/// An agent on it, with a kubelet; it ends with its test.
+/// An agent on it, with a kubelet.
 struct Machine {
     node: Node,
-    agent: Child,
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        self.end();
-    }
+    agent: Option<Running>,
 }
 
 impl Machine {
@@ -39,18 +32,26 @@ impl Machine {
             "kubelet: {{ devicePlugins: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: null }}\n{more}",
             folder.display()
         ));
-        let agent = begin(&node);
+        let agent = Some(node.run());
         (Self { node, agent }, Kubelet::start(&folder))
     }
 
+    /// One that checks when it is asked to, and was once.
+    fn checked() -> (Self, Kubelet) {
+        let (machine, kubelet) = Self::new("check: { interval: never }\n");
+        kubelet.offers(HCA, 0);
+        machine.recheck();
+        kubelet.offers(HCA, 2);
+        (machine, kubelet)
+    }
+
     fn end(&mut self) {
-        let _ = self.agent.kill();
-        let _ = self.agent.wait();
+        self.agent = None;
     }
 
     fn again(&mut self) {
         self.end();
-        self.agent = begin(&self.node);
+        self.agent = Some(self.node.run());
     }
 
     fn recheck(&self) {
@@ -61,10 +62,6 @@ impl Machine {
     }
 }
 
-fn begin(node: &Node) -> Child {
-    node.free(&["run", "--node-name", "n1"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
-}
-
 fn healthy(kubelet: &Kubelet, message: usize) -> usize {
     kubelet.messages(HCA)[message].devices.iter().filter(|device| device.health == "Healthy").count()
 }
@@ -72,10 +69,7 @@ fn healthy(kubelet: &Kubelet, message: usize) -> usize {
 /// The number of a device node changes when a driver is loaded again: what counts is the function.
 #[test]
 fn p13_a_device_node_is_found_by_its_pci_address_at_that_moment() {
-    let (machine, kubelet) = Machine::new("check: { interval: never }\n");
-    kubelet.offers(HCA, 0);
-    machine.recheck();
-    kubelet.offers(HCA, 2);
+    let (machine, kubelet) = Machine::checked();
     let verbs = machine.node.tree.sys("class/infiniband_verbs");
     let function = fs::read_link(verbs.join("uverbs0")).unwrap();
     let other = function.with_file_name("uverbs7");
@@ -114,10 +108,7 @@ fn p15_a_driver_that_blocks_keeps_no_pod_waiting() {
 /// What was known belongs to another boot, in which everything may have been different.
 #[test]
 fn p25_after_a_reboot_nothing_is_healthy_until_a_check_has_ended() {
-    let (mut machine, kubelet) = Machine::new("check: { interval: never }\n");
-    kubelet.offers(HCA, 0);
-    machine.recheck();
-    kubelet.offers(HCA, 2);
+    let (mut machine, kubelet) = Machine::checked();
     let before = kubelet.messages(HCA).len();
     machine.again();
     kubelet.offers(HCA, 0);
@@ -141,10 +132,7 @@ fn p25_after_a_reboot_nothing_is_healthy_until_a_check_has_ended() {
 /// Before this process has asked the kubelet who else offers an HCA, what an earlier one knew stands.
 #[test]
 fn what_another_plugin_offered_too_is_not_promised_at_the_start() {
-    let (mut machine, kubelet) = Machine::new("check: { interval: never }\n");
-    kubelet.offers(HCA, 0);
-    machine.recheck();
-    kubelet.offers(HCA, 2);
+    let (mut machine, kubelet) = Machine::checked();
     machine.end();
     kubelet.offers(HCA, 0);
     let file = machine.node.home.path("store/state.json");

@@ -6,9 +6,12 @@ pub(crate) mod topology;
 
 use std::{
     fs,
+    io::{Read, Write},
+    net::TcpStream,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process,
+    time::Duration,
 };
 
 pub(crate) mod standins;
@@ -126,6 +129,26 @@ impl Ran {
     /// Its output as a report.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {}\n{}", self.out, self.err))
+    }
+}
+
+/// Status and body of an HTTP answer.
+pub(crate) fn get(mut stream: TcpStream, path: &str) -> (u16, String) {
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP: {answer}"));
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// A process that does not outlive its test.
+pub(crate) struct Running(pub(crate) process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use assert_cmd::Command;
 
-use super::{Home, Ran, Tree, topology::Built, uuid};
+use super::{Home, Ran, Running, Tree, topology::Built, uuid};
 
 /// Where the stand-ins were built.
 static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -136,6 +136,12 @@ impl Node {
             };
         }
         free
+    }
+
+    /// The agent, until it is dropped.
+    pub(crate) fn run(&self) -> Running {
+        let mut command = self.free(&["run", "--node-name", "n1"]);
+        Running(command.stdout(process::Stdio::null()).stderr(process::Stdio::null()).spawn().unwrap())
     }
 
     /// `check -o json`, with more arguments.

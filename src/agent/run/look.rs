@@ -24,8 +24,7 @@ impl Agent {
         let before: Vec<bool> = self.memory.devices.values().map(devices::healthy).collect();
         let differs = changed.is_some();
         if let Some(mut inventory) = changed {
-            self.memory.saw_netdevs(&inventory);
-            inventory.recall(&self.memory.known());
+            self.memory.meet(&mut inventory);
             tracing::info!("the hardware's state has changed");
             self.note_driver(&inventory, now);
             self.inventory = Arc::new(inventory);
