@@ -8,7 +8,7 @@ export LIBCLANG_PATH ?= /usr/lib/llvm-14/lib
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gdr-agent
 DENY := $(CACHE)/cargo-deny-0.20.2/bin/cargo-deny
 
-.PHONY: help demo demo-down test unit libcuda-test vm-test cluster-test lint fmt bench scale image manifests docs release prepare
+.PHONY: help demo demo-down test unit libcuda-test vm-test cluster-test lint fmt bench scale image manifests docs release install prepare
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r n d; do printf '  make %-13s %s\n' "$$n" "$$d"; done
@@ -70,6 +70,11 @@ docs: prepare ## Generate docs/reasons.md, docs/faults.md, docs/*.schema.json an
 release: prepare
 	@[[ -x target/release/gdr-agent ]] || echo "building the release binary (usually 3 to 8 minutes on 2 cores)"
 	cargo build --locked --release --bin gdr-agent
+
+PREFIX ?= /usr/local
+install: release ## Install gdr-agent, and kubectl-gdr for `kubectl gdr`, below PREFIX=/usr/local
+	install -D -m 755 target/release/gdr-agent $(DESTDIR)$(PREFIX)/bin/gdr-agent
+	ln -sf gdr-agent $(DESTDIR)$(PREFIX)/bin/kubectl-gdr
 
 prepare:
 	@tests/prepare build

@@ -78,3 +78,27 @@ fn the_page_of_reasons_is_up_to_date() {
     let kept = fs::read_to_string(root().join("docs/reasons.md")).unwrap();
     assert!(made == kept, "docs/reasons.md is old: run `gdr-agent explain --markdown > docs/reasons.md`");
 }
+
+/// `kubectl gdr` runs `kubectl-gdr`, which is a link to the same file.
+#[test]
+fn as_kubectls_plugin_it_is_about_the_nodes() {
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = dir.path().join("kubectl-gdr");
+    std::os::unix::fs::symlink(BINARY, &plugin).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(&plugin);
+        let output = command.args(arguments).env("KUBECONFIG", dir.path().join("none")).output().unwrap();
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        (output.status.code().unwrap(), text)
+    };
+    for asks_the_server in [&[][..], &["-o", "wide"], &["-l", "check"], &["--state", "ready"], &["nodes"]] {
+        let (status, text) = run(asks_the_server);
+        assert!(status == 3 && text.contains("the right to list nodes"), "{asks_the_server:?}: {status} {text}");
+    }
+    let (status, text) = run(&["--nodes"]);
+    assert!(status == 64 && text.contains("Usage: kubectl gdr nodes"), "{text}");
+    let (status, text) = run(&["explain", "PortDown"]);
+    assert!(status == 0 && text.contains("PortDown"), "{text}");
+    let (status, text) = run(&["--help"]);
+    assert!(status == 0 && text.contains("Usage: kubectl gdr") && text.contains("explain"), "{text}");
+}

@@ -13,9 +13,13 @@ mod schema;
 mod status;
 mod topology;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use context::Context;
 
@@ -57,6 +61,30 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// By this name kubectl takes it for its own `kubectl gdr`.
+const PLUGIN: &str = "kubectl-gdr";
+
+impl Cli {
+    /// Reads a command line, the program's own name first. Under kubectl, one that does not begin with a command is
+    /// about the nodes, as `kubectl gdr -o wide`.
+    pub fn of(line: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let mut line: Vec<OsString> = line.into_iter().collect();
+        let program = line.first().and_then(|program| Path::new(program).file_name());
+        if program.is_none_or(|name| name != PLUGIN) {
+            return Self::try_parse_from(line);
+        }
+        let mut command = Self::command().bin_name("kubectl gdr");
+        let says = |word: &OsString| {
+            let word = word.to_string_lossy();
+            command.find_subcommand(&*word).is_some() || ["help", "-h", "--help", "-V", "--version"].contains(&&*word)
+        };
+        if !line.get(1).is_some_and(says) {
+            line.insert(1, "nodes".into());
+        }
+        Self::from_arg_matches(&command.try_get_matches_from_mut(line)?)
+    }
 }
 
 /// Flags of every command.

@@ -1,4 +1,4 @@
-//! `gdr-agent nodes`: the fleet, from what its Nodes show. Installed as `kubectl-gdr` it is `kubectl gdr`.
+//! `gdr-agent nodes`: the fleet, from what its Nodes show. Installed as `kubectl-gdr` too, it is `kubectl gdr`.
 
 use std::process::ExitCode;
 

@@ -182,6 +182,9 @@ section! {
         short_label: bool = true,
         /// Time between confirmations, plus 0–10 %.
         heartbeat: Span = Span::minutes(5),
+        /// Agents that are installed together tell for the first time within this time; 12m keeps a thousand of
+        /// them below 5 requests/s.
+        spread: Span = Span::seconds(3),
         /// Kubernetes events.
         events: bool = true,
         /// Where NFD reads feature files.

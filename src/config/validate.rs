@@ -59,6 +59,7 @@ pub(super) fn validate(config: &Config) -> Result<(), Problem> {
         ("policy.settle", config.policy.settle, 24 * 3600),
         ("policy.portGrace", config.policy.port_grace, 3600),
         ("policy.damping.hold", damping.hold, 24 * 3600),
+        ("publish.spread", config.publish.spread, 3600),
     ] {
         must(span.0.as_secs() <= longest, key, format!("is {span}; must be at most {longest}s"))?;
     }

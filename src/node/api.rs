@@ -3,9 +3,20 @@
 
 use std::{error::Error, time::Duration};
 
-use axum::http::{HeaderValue, header::USER_AGENT};
-use kube::Client;
+use axum::{
+    body::Body,
+    http::{
+        HeaderValue, Response,
+        header::{CONTENT_TYPE, RETRY_AFTER, USER_AGENT},
+    },
+};
+use kube::{
+    Client,
+    client::{ClientBuilder, DynBody},
+};
+use serde_json::json;
 use tokio::time::timeout;
+use tower::util::MapResponseLayer;
 
 /// For one call.
 const CALL: Duration = Duration::from_secs(15);
@@ -19,7 +30,30 @@ pub(super) async fn client() -> Result<Client, CallError> {
     let mut config = kube::Config::infer().await.map_err(|e| trouble(format!("no way to the API server: {e}")))?;
     config.default_retry = false; // our own clock tries again
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("gdr-agent/", env!("CARGO_PKG_VERSION")))));
-    Client::try_from(config).map_err(|e| trouble(format!("can't make a client: {e}")))
+    let builder = ClientBuilder::try_from(config).map_err(|e| trouble(format!("can't make a client: {e}")))?;
+    Ok(builder.with_layer(&MapResponseLayer::new(with_its_time)).build())
+}
+
+/// A server that is busy answers by a plain text, and says for how long in a header alone (API Priority and Fairness),
+/// which the client's error would not carry: it is made the Status that any other refusal is.
+fn with_its_time(response: Response<Box<DynBody>>) -> Response<Body> {
+    let code = response.status();
+    let header = |name| response.headers().get(name)?.to_str().ok();
+    let asked: Option<u32> = header(RETRY_AFTER).and_then(|seconds| seconds.parse().ok());
+    let is_status = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/json"));
+    let (mut head, body) = response.into_parts();
+    match asked {
+        Some(seconds) if !is_status && (code.is_client_error() || code.is_server_error()) => {
+            let details = json!({ "retryAfterSeconds": seconds });
+            let status = json!({
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code.as_u16(),
+                "message": code.canonical_reason(), "details": details,
+            });
+            head.headers.clear(); // of another body
+            Response::from_parts(head, Body::from(status.to_string()))
+        }
+        _ => Response::from_parts(head, Body::new(body)),
+    }
 }
 
 /// Why a call failed.

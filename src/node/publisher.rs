@@ -58,8 +58,8 @@ async fn publish_from(first: Arc<Published>, publisher: Publisher) {
     let mut recorder = Recorder::new(Timestamp::now());
     let late = start_late(&first, &mut state, &config).await;
     let mut beat = Instant::now() + first_beat(config.heartbeat.0, late);
-    let mut writer = Writer { name, config, view, node: None, owed: None, client: None };
-    let mut pause = FIRST_PAUSE;
+    let mut writer = Writer { name, config, view, node: None, shown: None, client: None };
+    let (mut of_node, mut of_events) = (Pause::new(), Pause::new());
     loop {
         let report = Arc::clone(&state.borrow_and_update().report);
         if writer.config.events {
@@ -68,40 +68,51 @@ async fn publish_from(first: Arc<Published>, publisher: Publisher) {
         last = Arc::clone(&report);
         let wanted = desired(&report, &writer.config);
         if beat <= Instant::now() {
-            writer.owed = None; // whatever becomes of events, a heartbeat is written
+            writer.shown = None;
         }
-        match writer.write(&wanted, &mut recorder).await {
-            Ok(()) => {
-                metrics.published(true);
-                pause = FIRST_PAUSE;
-                while beat <= Instant::now() {
-                    beat += jittered(writer.config.heartbeat.0, 1.0, 0.1);
-                }
-                if !until_changed(&mut state, beat, &wanted, &last, &writer.config).await {
-                    return;
-                }
-            }
+        match writer.write(&wanted).await {
+            Ok(true) => metrics.published(true),
+            Ok(false) => {}
             Err(error) => {
                 metrics.published(false);
-                let wait = writer.recover(&error, pause);
+                writer.give_up(error.trouble);
+                let wait = of_node.after(error.trouble);
                 tracing::warn!(node = %writer.name, why = %error.text, again_in_s = wait.as_secs(), "can't publish");
                 sleep(wait).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                continue;
             }
+        }
+        of_node = Pause::new();
+        while beat <= Instant::now() {
+            beat += jittered(writer.config.heartbeat.0, 1.0, 0.1);
+        }
+        if of_events.is_over() {
+            match writer.tell(&mut recorder).await {
+                Ok(()) => of_events = Pause::new(),
+                Err(error) => {
+                    metrics.published(false);
+                    writer.give_up(error.trouble);
+                    let wait = of_events.after(error.trouble);
+                    tracing::warn!(node = %writer.name, why = %error.text, again_in_s = wait.as_secs(), "events wait");
+                }
+            }
+        }
+        if !until_due(&mut state, of_events.or(beat), &wanted, &last, &writer.config).await {
+            return;
         }
     }
 }
 
-/// Waits for a state that asks for something else, for news, or for the heartbeat. False: the agent ends.
-async fn until_changed(
+/// Waits for a state that asks for something else, for news, or until this time. False: the agent ends.
+async fn until_due(
     state: &mut watch::Receiver<Arc<Published>>,
-    beat: Instant,
+    due: Instant,
     wanted: &Desired,
     last: &Report,
     config: &Publish,
 ) -> bool {
     loop {
-        match timeout_at(beat, state.changed()).await {
+        match timeout_at(due, state.changed()).await {
             Err(_) => return true,
             Ok(Err(_)) => return false,
             Ok(Ok(())) => {
@@ -114,6 +125,39 @@ async fn until_changed(
     }
 }
 
+/// How long what failed is left alone: twice as long each time, and as long as the server says. Events have one of
+/// their own, so that they hold up no state.
+struct Pause {
+    next: Duration,
+    until: Option<Instant>,
+}
+
+impl Pause {
+    const fn new() -> Self {
+        Self { next: FIRST_PAUSE, until: None }
+    }
+
+    fn after(&mut self, trouble: Trouble) -> Duration {
+        let own = jittered(self.next, 0.5, 1.0);
+        let wait = match trouble {
+            Trouble::Later(Some(asked)) => jittered(asked, 1.0, 0.5).max(own),
+            _ => own,
+        };
+        self.next = (self.next * 2).min(LONGEST_PAUSE);
+        self.until = Some(Instant::now() + wait);
+        wait
+    }
+
+    fn is_over(&self) -> bool {
+        self.until.is_none_or(|until| until <= Instant::now())
+    }
+
+    /// Its end, where that is sooner.
+    fn or(&self, other: Instant) -> Instant {
+        self.until.map_or(other, |until| until.min(other))
+    }
+}
+
 struct Writer {
     name: String,
     config: Publish,
@@ -121,21 +165,24 @@ struct Writer {
     client: Option<Client>,
     /// The Node as the last answer showed it.
     node: Option<Node>,
-    /// What it shows already, while its events are still to be told.
-    owed: Option<Desired>,
+    /// What it shows already, by the last patch, until a heartbeat is due.
+    shown: Option<Desired>,
 }
 
 impl Writer {
-    async fn write(&mut self, wanted: &Desired, recorder: &mut Recorder) -> Result<(), CallError> {
-        let client = self.client().await?;
-        let api: Api<Node> = Api::all(client.clone());
+    /// Makes the Node show it; answers whether it did not yet.
+    async fn write(&mut self, wanted: &Desired) -> Result<bool, CallError> {
+        if self.shown.as_ref().is_some_and(|shown| shown.asks_as(wanted)) {
+            return Ok(false);
+        }
+        self.shown = None;
+        let api: Api<Node> = Api::all(self.client().await?);
         let node = match self.node.take() {
             Some(node) => node,
             None => call("read the node", "get nodes", api.get(&self.name)).await?,
         };
         let nothing_to_say = *wanted == Desired::default() && is_bare(&node, &self.config.prefix);
-        let events_alone = self.owed.take().is_some_and(|patched| patched.asks_as(wanted));
-        let node = if nothing_to_say || events_alone {
+        let node = if nothing_to_say {
             node
         } else {
             let body = Patch::Strategic(patch(&node, wanted, &self.config.prefix, Timestamp::now()));
@@ -155,17 +202,15 @@ impl Writer {
             *told = Some(seen);
             differs
         });
-        let uid = node.metadata.uid.clone().unwrap_or_default();
-        self.node = Some(node);
-        let told = self.tell(client, &uid, recorder).await;
-        self.owed = told.is_err().then(|| wanted.clone());
-        told
+        (self.node, self.shown) = (Some(node), Some(wanted.clone()));
+        Ok(true)
     }
 
     /// Events; one that is refused is no reason to write the Node again.
-    async fn tell(&self, client: Client, uid: &str, recorder: &mut Recorder) -> Result<(), CallError> {
-        let api: Api<Event> = Api::namespaced(client, "default");
-        while let Some((event, telling)) = recorder.next(&self.name, uid, Timestamp::now()) {
+    async fn tell(&mut self, recorder: &mut Recorder) -> Result<(), CallError> {
+        let api: Api<Event> = Api::namespaced(self.client().await?, "default");
+        let uid = self.node.as_ref().and_then(|node| node.metadata.uid.clone()).unwrap_or_default();
+        while let Some((event, telling)) = recorder.next(&self.name, &uid, Timestamp::now()) {
             let (what, right) = ("tell an event", "create and patch events.k8s.io in the namespace default");
             let told = match &telling {
                 Telling::New(body) => match serde_json::from_value(body.clone()) {
@@ -189,7 +234,13 @@ impl Writer {
                     let gone = error.trouble == Trouble::Recreated && matches!(telling, Telling::Again(..));
                     recorder.missed(event, gone);
                     if !gone {
-                        return Err(CallError { trouble: Trouble::Later(None), ..error });
+                        // An event that is in the way says nothing about the Node.
+                        let in_the_way = error.trouble == Trouble::Recreated;
+                        return Err(if in_the_way {
+                            CallError { trouble: Trouble::Later(None), ..error }
+                        } else {
+                            error
+                        });
                     }
                 }
             }
@@ -208,17 +259,12 @@ impl Writer {
         })
     }
 
-    /// Gives up what the failure shows to be old, and answers how long to wait.
-    fn recover(&mut self, error: &CallError, pause: Duration) -> Duration {
-        match error.trouble {
+    /// Gives up what a failure shows to be old.
+    fn give_up(&mut self, trouble: Trouble) {
+        match trouble {
             Trouble::Recreated => self.node = None,
             Trouble::NoAnswer => self.client = None,
             Trouble::Later(_) | Trouble::Refused => {}
-        }
-        let pause = jittered(pause, 0.5, 1.0);
-        match error.trouble {
-            Trouble::Later(Some(asked)) => jittered(asked, 1.0, 0.5).max(pause),
-            _ => pause,
         }
     }
 }

@@ -17,7 +17,6 @@ use crate::{
 /// and the first of these is after the last of them.
 const ROLLOUT: f64 = 1.4;
 /// Agents on nodes that have been up for long were installed together.
-const INSTALL: Duration = Duration::from_secs(3);
 const LONG_UP: Duration = Duration::from_secs(900);
 
 /// Thousands of agents that are rolled out or installed together must not ask at once. What is new is
@@ -28,14 +27,27 @@ pub(super) async fn start_late(
     state: &mut watch::Receiver<Arc<Published>>,
     config: &Publish,
 ) -> bool {
-    let goes_on = first.checked;
-    let latest = if goes_on {
+    start_within(latest(first, config, up()), first, state, config).await
+}
+
+/// How long the last of those that start together waits.
+fn latest(first: &Published, config: &Publish, up: Duration) -> Duration {
+    if first.checked {
         config.heartbeat.0.mul_f64(ROLLOUT)
-    } else if up() > LONG_UP {
-        INSTALL
+    } else if up > LONG_UP {
+        config.spread.0
     } else {
-        return false;
-    };
+        Duration::ZERO
+    }
+}
+
+async fn start_within(
+    latest: Duration,
+    first: &Published,
+    state: &mut watch::Receiver<Arc<Published>>,
+    config: &Publish,
+) -> bool {
+    let goes_on = first.checked;
     let told = desired(&first.report, config);
     let end = Instant::now() + jittered(latest, 0.0, 1.0);
     while let Ok(Ok(())) = timeout_at(end, state.changed()).await {
@@ -65,6 +77,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        config::Span,
         report::{Reason, State},
         verdict::fixture::Scene,
     };
@@ -111,13 +124,35 @@ mod tests {
         assert_eq!(begun.elapsed().as_millis(), 2);
     }
 
+    /// On a machine that has been up for long, as those of an install are.
+    #[tokio::test(start_paused = true)]
+    async fn agents_that_are_installed_come_one_after_another() {
+        let config = Publish { spread: Span::minutes(12), ..Publish::default() };
+        let mut waits = Vec::new();
+        for _ in 0..1000 {
+            let (_tell, mut state) = watch::channel(told(State::Ready, true));
+            let begun = Instant::now();
+            let latest = latest(&told(State::Unknown, false), &config, LONG_UP + Duration::from_secs(1));
+            start_within(latest, &told(State::Unknown, false), &mut state, &config).await;
+            waits.push(begun.elapsed().as_secs());
+        }
+        // A read, a patch and an event each: less than five requests a second for a thousand.
+        for minute in 0..12 {
+            let came = waits.iter().filter(|wait| **wait / 60 == minute).count();
+            assert!((45..=130).contains(&came), "{came} of 1000 in minute {minute}");
+        }
+        let boot = latest(&told(State::Unknown, false), &config, LONG_UP);
+        assert_eq!(boot, Duration::ZERO, "after a boot everything is told at once");
+    }
+
     /// A check that ends before the writer first runs makes no rollout of an install.
     #[tokio::test(start_paused = true)]
     async fn what_was_known_at_the_start_decides() {
         let (_tell, mut state) = watch::channel(told(State::Ready, true));
+        let config = Publish { spread: Span::minutes(1), ..Publish::default() };
         let begun = Instant::now();
-        assert!(!start_late(&told(State::Unknown, false), &mut state, &Publish::default()).await);
-        assert!(begun.elapsed() <= INSTALL);
+        assert!(!start_late(&told(State::Unknown, false), &mut state, &config).await);
+        assert!(begun.elapsed() <= Duration::from_secs(60));
     }
 
     #[test]

@@ -309,6 +309,22 @@ mod tests {
         }
     }
 
+    /// A rollout that is taken back leaves a file with what this agent has not heard of.
+    #[test]
+    fn what_a_later_agent_of_the_same_form_adds_does_no_harm() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), false);
+        store.save(&seen()).unwrap();
+        let file = dir.path().join("state.json");
+        let mut later: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        later["later"] = serde_json::json!({ "new": 1 });
+        later["damping"]["later"] = 1.into();
+        let fewer = later.as_object_mut().unwrap().remove("incapable");
+        fs::write(&file, later.to_string()).unwrap();
+        assert!(fewer.is_some());
+        assert_eq!(store.load("a"), Memory { schema: SCHEMA, ..seen() });
+    }
+
     #[test]
     fn a_folder_that_cannot_be_written_is_an_error_that_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();

@@ -81,3 +81,41 @@ fn a_disk_that_is_full_is_waited_for() {
         assert!(took < Duration::from_secs(15), "{took:?}");
     });
 }
+
+/// The store is on the node's disk, which others fill or lose: the check and the devices go on, and it is written
+/// again when it can be.
+#[test]
+fn a_store_that_cannot_be_written_is_a_warning() {
+    nested("nested::a_store_that_cannot_be_written_is_a_warning", "true", || {
+        for (trouble, healed, why) in [
+            ("ro", "remount,rw", "Read-only file system"),
+            ("nr_inodes=1", "remount,nr_inodes=64", "No space left on device"),
+        ] {
+            let mut agent = Agent::new("");
+            let store = agent.home.path("store");
+            fs::create_dir_all(&store).unwrap();
+            let mount = |options: &str| {
+                let mount = Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(&store).status();
+                assert!(mount.unwrap().success());
+            };
+            mount(trouble);
+            let kubelet = Kubelet::start(&agent.folder());
+            agent.start();
+            kubelet.offers(HCA, 8);
+            agent.says("can't write the store");
+            agent.says(why);
+            agent.faults("{ hca: mlx5_4, port: DOWN }");
+            kubelet.offers(HCA, 7);
+            assert_eq!(fs::read_dir(&store).unwrap().count(), 0, "nothing half is left");
+            mount(healed);
+            agent.faults("");
+            kubelet.offers(HCA, 8);
+            agent.recheck();
+            let end = Instant::now() + Duration::from_secs(15);
+            while !store.join("simulated.json").exists() {
+                assert!(Instant::now() < end, "never written: {}", agent.log());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    });
+}

@@ -4,6 +4,7 @@
 mod server;
 #[path = "../support/mod.rs"]
 mod support;
+mod tls;
 
 use std::{
     fs,
@@ -217,16 +218,31 @@ fn a_busy_server_is_asked_for_no_more_than_what_it_refused() {
     assert!((3..=4).contains(&counts[1]) && counts[2] == 3, "{:?}", agent.server.since(0));
 }
 
+/// What is told of a change can wait; the Node's state can't.
+#[test]
+fn events_that_fail_hold_up_no_state() {
+    let mut agent = Agent::new("");
+    agent.server.trouble(&format!("POST {EVENTS}"), &[Trouble::Status(429, json!({ "retryAfterSeconds": 120 }))]);
+    agent.start();
+    agent.shows("ready");
+    eventually("an event that is refused", || (agent.server.count("POST") > 0).then_some(()));
+    agent.faults("{ hca: mlx5_4, port: DOWN }");
+    agent.shows("degraded");
+    // Not a request more for the event itself.
+    assert_eq!(agent.server.count("POST"), 1, "{:?}", agent.server.since(0));
+}
+
 #[test]
 fn a_server_that_names_a_time_is_left_alone_until_then() {
-    let mut agent = Agent::new("");
-    let later = Trouble::Status(429, json!({ "retryAfterSeconds": 6 }));
-    agent.server.trouble(&format!("GET {NODE}"), &[later]);
-    agent.start();
-    eventually("the first request", || (agent.server.count("GET") > 0).then_some(()));
-    let start = Instant::now();
-    agent.shows("ready");
-    assert!(start.elapsed() >= Duration::from_secs(5), "{:?}", start.elapsed());
+    for later in [Trouble::Status(429, json!({ "retryAfterSeconds": 6 })), Trouble::Busy(6)] {
+        let mut agent = Agent::new("");
+        agent.server.trouble(&format!("GET {NODE}"), &[later]);
+        agent.start();
+        eventually("the first request", || (agent.server.count("GET") > 0).then_some(()));
+        let start = Instant::now();
+        agent.shows("ready");
+        assert!(start.elapsed() >= Duration::from_secs(5), "{:?}", start.elapsed());
+    }
 }
 
 #[test]
@@ -245,6 +261,22 @@ fn a_rotated_token_is_read_again() {
     fs::write(agent.home.path("token"), "second").unwrap();
     agent.server.world().token = "second".into();
     agent.faults("{ hca: mlx5_4, port: DOWN }");
+    agent.shows("degraded");
+}
+
+/// The pod's `ca.crt` follows some time after the server's certificate.
+#[test]
+fn a_certificate_authority_that_is_rotated_is_read_again() {
+    let mut agent = Agent::new("publish: { heartbeat: 10s }");
+    let front = agent.server.behind_tls(&agent.home.path("."), "first");
+    agent.start();
+    agent.shows("ready");
+    let next = front.rotate();
+    let before = agent.server.world().requests.len();
+    agent.faults("{ hca: mlx5_4, port: DOWN }");
+    agent.says("invalid peer certificate");
+    assert_eq!(agent.server.since(before), Vec::<String>::new(), "nobody who can't prove who he is learns anything");
+    tls::trust(&agent.home.path("."), &next);
     agent.shows("degraded");
 }
 

@@ -14,10 +14,12 @@ use std::{
 use axum::{
     Router,
     extract::{Request, State},
-    http::{Method, StatusCode},
+    http::{Method, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+
+use crate::tls::{Front, trust};
 
 pub(crate) const NODE: &str = "/api/v1/nodes/n1";
 pub(crate) const STATUS: &str = "/api/v1/nodes/n1/status";
@@ -28,6 +30,8 @@ pub(crate) const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/event
 pub(crate) enum Trouble {
     /// This status, with these details.
     Status(u16, Value),
+    /// 429 by a text, with so many seconds in the header alone (API Priority and Fairness).
+    Busy(u32),
     /// Nothing, for an hour.
     Hang,
 }
@@ -80,17 +84,16 @@ impl Server {
 
     /// A kubeconfig whose token is in a file, as a pod's is.
     pub(crate) fn kubeconfig(&self, dir: &Path, token: &str) -> PathBuf {
-        let file = dir.join("token");
-        fs::write(&file, token).unwrap();
-        let config = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [ { "name": "c", "cluster": { "server": format!("http://127.0.0.1:{}", self.port) } } ],
-            "contexts": [ { "name": "c", "context": { "cluster": "c", "user": "u" } } ],
-            "users": [ { "name": "u", "user": { "tokenFile": file } } ],
-        });
-        let path = dir.join("kubeconfig");
-        fs::write(&path, config.to_string()).unwrap();
-        path
+        kubeconfig(dir, token, &json!({ "server": format!("http://127.0.0.1:{}", self.port) }))
+    }
+
+    /// The same by TLS; what is trusted is in a file too.
+    pub(crate) fn behind_tls(&self, dir: &Path, token: &str) -> Front {
+        let (front, authority) = Front::new(self.port);
+        trust(dir, &authority);
+        let server = format!("https://127.0.0.1:{}", front.port);
+        kubeconfig(dir, token, &json!({ "server": server, "certificate-authority": dir.join("ca.crt") }));
+        front
     }
 
     /// The requests after the first so many.
@@ -101,6 +104,20 @@ impl Server {
     pub(crate) fn count(&self, request: &str) -> usize {
         self.world().requests.iter().filter(|(line, _)| line.starts_with(request)).count()
     }
+}
+
+fn kubeconfig(dir: &Path, token: &str, cluster: &Value) -> PathBuf {
+    let file = dir.join("token");
+    fs::write(&file, token).unwrap();
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [ { "name": "c", "cluster": cluster } ],
+        "contexts": [ { "name": "c", "context": { "cluster": "c", "user": "u" } } ],
+        "users": [ { "name": "u", "user": { "tokenFile": file } } ],
+    });
+    let path = dir.join("kubeconfig");
+    fs::write(&path, config.to_string()).unwrap();
+    path
 }
 
 /// A Node as a kubelet makes it, with keys of others.
@@ -131,12 +148,19 @@ async fn serve(State(server): State<Server>, request: Request) -> Response {
             tokio::time::sleep(Duration::from_secs(3600)).await;
             return StatusCode::OK.into_response();
         }
+        Some(Trouble::Busy(seconds)) => {
+            server.world().requests.push((line, 429));
+            let (plain, after) = ("text/plain; charset=utf-8", seconds.to_string());
+            let header = [(header::CONTENT_TYPE, plain), (header::RETRY_AFTER, after.as_str())];
+            return (StatusCode::TOO_MANY_REQUESTS, header, "Too many requests, please try again later.\n")
+                .into_response();
+        }
         Some(Trouble::Status(code, details)) => (code, failure(code, &details)),
         None if bearer != format!("Bearer {}", server.world().token) => (401, failure(401, &Value::Null)),
         None => answer(&mut server.world(), &method, &path, body),
     };
     server.world().requests.push((line, status));
-    let json = [(axum::http::header::CONTENT_TYPE, "application/json")];
+    let json = [(header::CONTENT_TYPE, "application/json")];
     (StatusCode::from_u16(status).unwrap(), json, answer.to_string()).into_response()
 }
 
