@@ -77,6 +77,48 @@ fn another_machine_begins_anew() {
     assert_eq!(judged(&scene).1, Reason::HardwareMissing);
 }
 
+/// Only a port that was seen ACTIVE can be down, whatever else was checked or accepted.
+#[test]
+fn a_dead_port_is_never_remembered_as_active() {
+    let mut scene = grown();
+    scene.memory.seen_active.clear();
+    scene.port(0, "DOWN");
+    scene.finish_check();
+    assert_eq!(judged(&scene).0, State::Ready, "a check ended");
+    accept(&mut scene.memory, &scene.inventory);
+    assert_eq!(judged(&scene).0, State::Ready, "a person took it so");
+    scene.port(2, "DOWN");
+    assert_eq!(judged(&scene), (State::Degraded, Reason::PortDown), "and the others were");
+}
+
+/// A port that was ACTIVE in one machine says nothing of another, and outlives a store without a baseline.
+#[test]
+fn what_was_active_belongs_to_its_machine() {
+    let mut scene = grown();
+    scene.memory.active_in_boot.clear();
+    scene.inventory.machine.serial = Some("S2".into());
+    scene.port(0, "DOWN");
+    scene.finish_check();
+    assert_eq!(judged(&scene).0, State::Ready);
+    let mut scene = Scene::new();
+    scene.memory.active_in_boot.clear();
+    scene.port(0, "DOWN");
+    scene.finish_check();
+    assert_eq!(judged(&scene), (State::Degraded, Reason::PortDown));
+}
+
+/// Firmware that shows no serial number for once makes no other machine the same.
+#[test]
+fn a_serial_number_is_kept() {
+    let mut scene = grown();
+    scene.inventory.machine.serial = None;
+    scene.finish_check();
+    scene.inventory.machine.serial = Some("S2".into());
+    scene.inventory.gpus.truncate(4);
+    scene.verify_all();
+    assert_eq!(judged(&scene).0, State::Ready);
+}
+
 /// A driver that is not loaded, a slot that changed and virtual functions take no hardware away.
 #[test]
 fn what_only_looks_like_less_is_not_missed() {
@@ -113,6 +155,18 @@ fn the_configuration_expects_by_number() {
     ] {
         let scene = expecting(Expect { gpus, rails, ..Expect::default() });
         assert_eq!(judged(&scene).0, state, "{gpus:?} {rails:?}");
+    }
+    // What is expected and not there at all is not "does not apply"; what is expected to be none is.
+    for (expected, state) in [(Some(8), State::NotReady), (Some(0), State::NotApplicable), (None, State::NotApplicable)]
+    {
+        let mut scene = expecting(Expect { gpus: expected, ..Expect::default() });
+        scene.inventory.gpus.clear();
+        scene.rows.clear();
+        assert_eq!(judged(&scene).0, state, "of no GPUs {expected:?}");
+        let mut scene = expecting(Expect { rails: expected, ..Expect::default() });
+        scene.inventory.hcas.clear();
+        scene.verify_all();
+        assert_eq!(judged(&scene).0, state, "of no HCAs {expected:?}");
     }
     let scene = expecting(Expect { gpus: Some(9), ..Expect::default() });
     let finding = scene.assess().findings.remove(0);

@@ -8,7 +8,7 @@ use super::{
     fixture::{Scene, bare, refused, result, unsupported},
 };
 use crate::{
-    config::{Config, Pairs, Span},
+    config::{Config, Pairs, Selector, Span},
     diagnosis::entry,
     probe::Step,
     report::{Finding, HcaRole, Method, Outcome, Reason, Severity, State, Transport, Verdict},
@@ -166,6 +166,24 @@ mod table {
         let pci = scene.inventory.gpus[3].pci;
         scene.rows.remove(&pci);
         assert_eq!(judged(&scene), (State::Degraded, Reason::GpuLost));
+    }
+
+    /// A row says of what was not tried why it was not.
+    #[test]
+    fn what_has_no_answer_says_why() {
+        let mut scene = Scene::new();
+        scene.rows.clear();
+        scene.inventory.gpus[3].lost = true;
+        scene.config.check.methods = vec![Method::DmaBuf];
+        let assessment = scene.assess();
+        let of = |gpu: usize| assessment.pairs.iter().find(|pair| pair.gpu == scene.inventory.gpus[gpu].pci).unwrap();
+        assert_eq!((of(0).dma_buf.outcome, of(0).peermem.outcome), (Outcome::Unknown, Outcome::Skipped));
+        assert_eq!((of(3).dma_buf.outcome, of(3).dma_buf.step.as_deref()), (Outcome::Failed, Some("config space")));
+        scene.config.check.select.hcas = vec![Selector { name: Some("mlx5_1".into()), ..Selector::default() }];
+        let pairs = scene.assess().pairs;
+        let excluded: Vec<_> =
+            pairs.iter().filter(|pair| pair.gpu != scene.inventory.gpus[3].pci && pair.hca != "mlx5_1").collect();
+        assert!(excluded.iter().all(|pair| pair.dma_buf.outcome == Outcome::Skipped), "{excluded:?}");
     }
 
     #[test]

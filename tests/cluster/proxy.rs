@@ -52,12 +52,15 @@ pub(crate) enum Weather {
 #[derive(Debug, Clone)]
 pub(crate) struct Met {
     pub(crate) at: Instant,
-    #[expect(dead_code, reason = "for who reads why a test failed")]
     line: String,
     pub(crate) trouble: Trouble,
 }
 
 impl Met {
+    pub(crate) fn is_event(&self) -> bool {
+        self.line.contains("/events")
+    }
+
     pub(crate) fn is_well(&self) -> bool {
         matches!(self.trouble, Trouble::Slow(_))
     }

@@ -252,15 +252,19 @@ fn says(node: &Node<'_>, text: &str) {
     });
 }
 
-/// After each failure in a row at least half of twice as long as after the one before.
+/// After each failure in a row at least half of twice as long as after the one before; the Node's state and events have
+/// a clock each.
 fn backs_off(met: &[Met]) {
-    let mut pause = FIRST_PAUSE;
-    for pair in met.windows(2) {
-        if pair[0].is_well() {
-            pause = FIRST_PAUSE;
-            continue;
+    for events in [false, true] {
+        let mut pause = FIRST_PAUSE;
+        let own: Vec<_> = met.iter().filter(|met| met.is_event() == events).collect();
+        for pair in own.windows(2) {
+            if pair[0].is_well() {
+                pause = FIRST_PAUSE;
+                continue;
+            }
+            assert!(pair[1].at - pair[0].at >= pause / 2, "sooner than {:?}: {met:#?}", pause / 2);
+            pause *= 2;
         }
-        assert!(pair[1].at - pair[0].at >= pause / 2, "sooner than {:?}: {met:#?}", pause / 2);
-        pause *= 2;
     }
 }
