@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::{
         probe::Step,
-        verdict::fixture::{Scene, refused},
+        verdict::fixture::{Scene, refused, unsupported},
     };
 
     #[test]
@@ -170,6 +170,21 @@ mod tests {
         assert_eq!((annotation.transport.as_deref(), annotation.distance), (Some("infiniband"), Some(Distance::Pix)));
         assert!(annotation.text().len() <= 1024, "{}", annotation.text());
         assert_eq!(serde_json::from_str::<Annotation>(&annotation.text()).unwrap(), annotation);
+    }
+
+    #[test]
+    fn what_does_not_work_is_not_counted_as_good() {
+        let mut scene = Scene::new();
+        (0..8).for_each(|gpu| scene.set_both(gpu, 3, &refused(Step::RegMr, 12)));
+        let annotation = Annotation::of(&scene.report());
+        assert_eq!((annotation.rails, annotation.rails_good), (8, 7));
+        // Far pairs that fail take no method from those that count.
+        let mut scene = Scene::new();
+        scene.set(0, 7, Method::Peermem, &refused(Step::RegMr, 12));
+        assert_eq!(Annotation::of(&scene.report()).methods, ["dma-buf", "peermem"]);
+        let mut scene = Scene::new();
+        scene.set_all(Method::Peermem, &unsupported(Step::RegMr, Some(14)));
+        assert_eq!(Annotation::of(&scene.report()).methods, ["dma-buf"]);
     }
 
     #[test]

@@ -190,6 +190,7 @@ pub(super) fn is_bare(node: &Node, prefix: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::fixture::Scene;
     use proptest::prelude::*;
 
     fn node() -> Node {
@@ -212,6 +213,33 @@ mod tests {
             labels: BTreeMap::from([("gpudirect-rdma".to_owned(), "ready".to_owned())]),
             report: None,
             condition: Some(Condition { status, reason: "AllRailsVerified".into(), message: "m".into() }),
+        }
+    }
+
+    /// A selector on `ready` must find what works, and one on the reason only what doesn't.
+    #[test]
+    fn each_state_has_its_labels() {
+        let mut scene = Scene::new();
+        scene.memory.seen_active.clear();
+        scene.port(0, "DOWN"); // idle, and no rail
+        let labels = |state: State, simulated: bool| {
+            let mut report = scene.report();
+            (report.verdict.state, report.verdict.reason, report.simulated) = (state, Reason::PortDown, simulated);
+            desired(&report, &Publish::default()).labels
+        };
+        let keys = |labels: &BTreeMap<String, String>| labels.keys().cloned().collect::<Vec<_>>().join(" ");
+        let facts =
+            ["distance", "dma-buf", "gpus", "hcas", "peermem"].map(|key| format!("gpudirect-rdma/{key}")).join(" ");
+        let transport = "gpudirect-rdma/transport";
+        let ready = labels(State::Ready, false);
+        assert_eq!(keys(&ready), format!("gpudirect-rdma {facts} {transport}"));
+        assert_eq!((ready["gpudirect-rdma"].as_str(), ready["gpudirect-rdma/hcas"].as_str()), ("ready", "7"));
+        let degraded = labels(State::Degraded, true);
+        let reason = "gpudirect-rdma/reason gpudirect-rdma/simulated";
+        assert_eq!(keys(&degraded), format!("gpudirect-rdma {facts} {reason} {transport}"));
+        assert_eq!(degraded["gpudirect-rdma/reason"], "PortDown");
+        for state in [State::NotReady, State::Unknown] {
+            assert_eq!(keys(&labels(state, false)), "gpudirect-rdma gpudirect-rdma/reason", "{state}");
         }
     }
 

@@ -219,6 +219,14 @@ mod tests {
         assert_eq!(more.len(), 1);
         assert!(more[0].note.contains("mlx5_4"), "{more:?}");
         assert_eq!(news(&down(&[3, 4]), &down(&[3])), [], "less is no news");
+        let take_off = |scene: &mut Scene, gpus: &[usize]| {
+            for gpu in gpus {
+                scene.inventory.gpus[*gpu].lost = true;
+            }
+        };
+        let lost = |gpus: &[usize]| with(State::Degraded, Reason::GpuLost, |scene| take_off(scene, gpus));
+        assert_eq!(news(&lost(&[3]), &lost(&[3, 5])).len(), 1, "another GPU is");
+        assert_eq!(news(&lost(&[3]), &lost(&[3])), []);
     }
 
     #[test]
