@@ -7,13 +7,13 @@ use std::{
     fs,
     net::{TcpListener, TcpStream},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
 
 use serde_json::Value;
-use support::{Home, PROFILE, text};
+use support::{Home, PROFILE, Running, text};
 
 /// On two busy cores everything takes its time.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -33,15 +33,8 @@ fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 /// A running agent, which does not outlive its test.
 struct Agent<'h> {
     home: &'h Home,
-    child: Child,
+    child: Running,
     port: u16,
-}
-
-impl Drop for Agent<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl<'h> Agent<'h> {
@@ -63,7 +56,7 @@ impl<'h> Agent<'h> {
         command.args(["run", "--simulate", profile, "--node-name", "n1"]);
         command.arg("--config").arg(home.path("config.yaml")).arg("--run-dir").arg(home.path("run"));
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        Self { home, child: command.spawn().unwrap(), port }
+        Self { home, child: Running(command.spawn().unwrap()), port }
     }
 
     /// The report that lies in the run folder, once it is as wanted.
@@ -83,9 +76,9 @@ impl<'h> Agent<'h> {
     /// Sends SIGTERM and answers how it ended, and after how long.
     fn terminate(mut self) -> (Option<i32>, Duration) {
         let start = Instant::now();
-        let pid = self.child.id().to_string();
+        let pid = self.child.0.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        let status = eventually("the end of the agent", || self.child.try_wait().unwrap());
+        let status = eventually("the end of the agent", || self.child.0.try_wait().unwrap());
         (status.code(), start.elapsed())
     }
 

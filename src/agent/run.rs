@@ -125,7 +125,7 @@ impl Agent {
         memory.meet(&mut inventory);
         verdict::forget_another_driver(&mut memory, &inventory);
         memory.saw_active(context.machine.known_active());
-        memory.saw_active(inventory.hcas.iter().filter(|h| h.is_active()).map(HcaFacts::key));
+        memory.saw_ports(&inventory);
         let known = inventory.hcas.iter().map(|h| (h.key(), (h.clone(), false))).collect();
         let metrics = Arc::new(Metrics::new());
         let (requests_in, requests) = mpsc::channel(4);

@@ -58,7 +58,7 @@ async fn publish_from(first: Arc<Published>, publisher: Publisher) {
     let mut recorder = Recorder::new(Timestamp::now());
     let late = start_late(&first, &mut state, &config).await;
     let mut beat = Instant::now() + first_beat(config.heartbeat.0, late);
-    let mut writer = Writer { name, config, view, node: None, shown: None, client: None };
+    let mut writer = Writer { name, config, view, metrics, node: None, shown: None, client: None };
     let (mut of_node, mut of_events) = (Pause::new(), Pause::new());
     loop {
         let report = Arc::clone(&state.borrow_and_update().report);
@@ -70,17 +70,9 @@ async fn publish_from(first: Arc<Published>, publisher: Publisher) {
         if beat <= Instant::now() {
             writer.shown = None;
         }
-        match writer.write(&wanted).await {
-            Ok(true) => metrics.published(true),
-            Ok(false) => {}
-            Err(error) => {
-                metrics.published(false);
-                writer.give_up(error.trouble);
-                let wait = of_node.after(error.trouble);
-                tracing::warn!(node = %writer.name, why = %error.text, again_in_s = wait.as_secs(), "can't publish");
-                sleep(wait).await;
-                continue;
-            }
+        if let Err(error) = writer.write(&wanted).await {
+            sleep(writer.failed("can't publish", &error, &mut of_node)).await;
+            continue;
         }
         of_node = Pause::new();
         while beat <= Instant::now() {
@@ -90,10 +82,7 @@ async fn publish_from(first: Arc<Published>, publisher: Publisher) {
             match writer.tell(&mut recorder).await {
                 Ok(()) => of_events = Pause::new(),
                 Err(error) => {
-                    metrics.published(false);
-                    writer.give_up(error.trouble);
-                    let wait = of_events.after(error.trouble);
-                    tracing::warn!(node = %writer.name, why = %error.text, again_in_s = wait.as_secs(), "events wait");
+                    writer.failed("events wait", &error, &mut of_events);
                 }
             }
         }
@@ -162,6 +151,7 @@ struct Writer {
     name: String,
     config: Publish,
     view: watch::Sender<Option<NodeView>>,
+    metrics: Arc<Metrics>,
     client: Option<Client>,
     /// The Node as the last answer showed it.
     node: Option<Node>,
@@ -170,10 +160,10 @@ struct Writer {
 }
 
 impl Writer {
-    /// Makes the Node show it; answers whether it did not yet.
-    async fn write(&mut self, wanted: &Desired) -> Result<bool, CallError> {
+    /// Makes the Node show it, where it does not yet.
+    async fn write(&mut self, wanted: &Desired) -> Result<(), CallError> {
         if self.shown.as_ref().is_some_and(|shown| shown.asks_as(wanted)) {
-            return Ok(false);
+            return Ok(());
         }
         self.shown = None;
         let api: Api<Node> = Api::all(self.client().await?);
@@ -203,7 +193,8 @@ impl Writer {
             differs
         });
         (self.node, self.shown) = (Some(node), Some(wanted.clone()));
-        Ok(true)
+        self.metrics.published(true);
+        Ok(())
     }
 
     /// Events; one that is refused is no reason to write the Node again.
@@ -259,12 +250,16 @@ impl Writer {
         })
     }
 
-    /// Gives up what a failure shows to be old.
-    fn give_up(&mut self, trouble: Trouble) {
-        match trouble {
+    /// Gives up what a failure shows to be old, and answers for how long what failed is left alone.
+    fn failed(&mut self, what: &str, error: &CallError, pause: &mut Pause) -> Duration {
+        self.metrics.published(false);
+        match error.trouble {
             Trouble::Recreated => self.node = None,
             Trouble::NoAnswer => self.client = None,
             Trouble::Later(_) | Trouble::Refused => {}
         }
+        let wait = pause.after(error.trouble);
+        tracing::warn!(node = %self.name, why = %error.text, again_in_s = wait.as_secs(), "{what}");
+        wait
     }
 }

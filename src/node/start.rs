@@ -73,6 +73,8 @@ fn up() -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::{Range, RangeInclusive};
+
     use tokio::time::sleep;
 
     use super::*;
@@ -89,6 +91,13 @@ mod tests {
         Arc::new(Published { report: Arc::new(report), devices: Vec::new(), listed: None, history, checked })
     }
 
+    fn each_minute_has(waits: &[u64], minutes: Range<u64>, range: RangeInclusive<usize>) {
+        for minute in minutes {
+            let came = waits.iter().filter(|wait| **wait / 60 == minute).count();
+            assert!(range.contains(&came), "{came} of {} in minute {minute}", waits.len());
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn agents_that_are_rolled_out_come_one_after_another() {
         let mut waits = Vec::new();
@@ -100,10 +109,7 @@ mod tests {
             waits.push(begun.elapsed().as_secs());
         }
         // Two requests each, within 420 s: less than five a second for a thousand.
-        for minute in 0..7 {
-            let came = waits.iter().filter(|wait| **wait / 60 == minute).count();
-            assert!((90..=200).contains(&came), "{came} of 1000 in minute {minute}");
-        }
+        each_minute_has(&waits, 0..7, 90..=200);
         assert!(waits.iter().all(|wait| *wait <= 420));
     }
 
@@ -137,10 +143,7 @@ mod tests {
             waits.push(begun.elapsed().as_secs());
         }
         // A read, a patch and an event each: less than five requests a second for a thousand.
-        for minute in 0..12 {
-            let came = waits.iter().filter(|wait| **wait / 60 == minute).count();
-            assert!((45..=130).contains(&came), "{came} of 1000 in minute {minute}");
-        }
+        each_minute_has(&waits, 0..12, 45..=130);
         let boot = latest(&told(State::Unknown, false), &config, LONG_UP);
         assert_eq!(boot, Duration::ZERO, "after a boot everything is told at once");
     }

@@ -67,6 +67,11 @@ impl Memory {
         }
     }
 
+    /// Takes in the ports that are ACTIVE here.
+    pub fn saw_ports(&mut self, inventory: &Inventory) {
+        self.saw_active(inventory.hcas.iter().filter(|hca| hca.is_active()).map(HcaFacts::key));
+    }
+
     /// Takes in the HCAs whose network interface is here.
     pub fn saw_netdevs(&mut self, inventory: &Inventory) {
         self.with_netdev.extend(inventory.hcas.iter().filter(|hca| hca.netdev).map(HcaFacts::key));

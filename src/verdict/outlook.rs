@@ -177,5 +177,5 @@ pub fn accept(memory: &mut Memory, inventory: &Inventory) {
     memory.baseline = Some(today(inventory));
     memory.seen_active.clear();
     memory.active_in_boot.clear();
-    memory.saw_active(inventory.hcas.iter().filter(|hca| hca.is_active()).map(crate::hardware::HcaFacts::key));
+    memory.saw_ports(inventory);
 }

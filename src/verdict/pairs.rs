@@ -151,7 +151,7 @@ pub(super) fn remember(
             }
         }
     }
-    memory.saw_active(inventory.hcas.iter().filter(|h| h.is_active()).map(HcaFacts::key));
+    memory.saw_ports(inventory);
 }
 
 /// Whether a GPU is served: by a nearest HCA that is good with it and has a usable port. Unserved

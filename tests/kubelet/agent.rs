@@ -3,26 +3,17 @@
 use std::{
     fs,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
 
-use crate::support::{self, Home, PROFILE};
+use crate::support::{self, Home, PROFILE, Running};
 
 /// An agent with a folder of its own for a kubelet.
 pub(crate) struct Agent {
     pub(crate) home: Home,
-    children: Vec<Child>,
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+    children: Vec<Running>,
 }
 
 impl Agent {
@@ -66,22 +57,22 @@ impl Agent {
         command.arg("run").arg("--simulate").arg(self.home.path("profile.yaml")).args(["--node-name", "n1"]);
         command.arg("--config").arg(self.home.path("config.yaml")).arg("--run-dir").arg(self.home.path(run));
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        self.children.push(command.spawn().unwrap());
+        self.children.push(Running(command.spawn().unwrap()));
     }
 
     /// SIGTERM, and how long it took.
     pub(crate) fn stop(&mut self) -> Duration {
         let mut child = self.children.remove(0);
         let start = Instant::now();
-        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-        assert!(child.wait().unwrap().success());
+        assert!(Command::new("kill").args(["-TERM", &child.0.id().to_string()]).status().unwrap().success());
+        assert!(child.0.wait().unwrap().success());
         start.elapsed()
     }
 
     pub(crate) fn kill(&mut self) {
         let mut child = self.children.remove(0);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.0.kill().unwrap();
+        child.0.wait().unwrap();
     }
 
     /// A check now, as soon as the agent answers.

@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
@@ -29,6 +30,12 @@ fn nested(name: &str, prepare: &str, test: impl FnOnce()) {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// A tmpfs over a folder.
+fn mount(folder: &Path, options: &str) {
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(folder).status();
+    assert!(mount.unwrap().success());
 }
 
 /// As where `fs.inotify.max_user_instances` is used up: looking alone does it.
@@ -64,8 +71,7 @@ fn a_disk_that_is_full_is_waited_for() {
     nested("nested::a_disk_that_is_full_is_waited_for", "true", || {
         let mut agent = Agent::new("");
         let folder = agent.folder();
-        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "nr_inodes=8", "none"]).arg(&folder).status();
-        assert!(mount.unwrap().success());
+        mount(&folder, "nr_inodes=8");
         let kubelet = Kubelet::start(&folder);
         let fill: Vec<_> =
             (0..8).map(|n| folder.join(format!("file-{n}"))).take_while(|f| fs::write(f, "").is_ok()).collect();
@@ -94,11 +100,7 @@ fn a_store_that_cannot_be_written_is_a_warning() {
             let mut agent = Agent::new("");
             let store = agent.home.path("store");
             fs::create_dir_all(&store).unwrap();
-            let mount = |options: &str| {
-                let mount = Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(&store).status();
-                assert!(mount.unwrap().success());
-            };
-            mount(trouble);
+            mount(&store, trouble);
             let kubelet = Kubelet::start(&agent.folder());
             agent.start();
             kubelet.offers(HCA, 8);
@@ -107,7 +109,7 @@ fn a_store_that_cannot_be_written_is_a_warning() {
             agent.faults("{ hca: mlx5_4, port: DOWN }");
             kubelet.offers(HCA, 7);
             assert_eq!(fs::read_dir(&store).unwrap().count(), 0, "nothing half is left");
-            mount(healed);
+            mount(&store, healed);
             agent.faults("");
             kubelet.offers(HCA, 8);
             agent.recheck();
