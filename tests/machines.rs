@@ -5,7 +5,7 @@
 
 mod support;
 
-use std::fs;
+use std::{fs, time::Instant};
 
 use gdr_agent::hardware::{Inventory, Pass, Roots};
 use serde_json::Value;
@@ -106,4 +106,31 @@ fn a_glance_sees_ports_nodes_modules_and_devices() {
         fs::rename(&elsewhere, &path).unwrap();
         assert!(!differs(), "{what} is back");
     }
+}
+
+/// The entry of a new HCA's device node comes after the HCA, perhaps in the middle of a reading. The next look sees it.
+#[test]
+fn what_comes_while_it_is_read_is_seen_at_the_next_look() {
+    let node = Node::new(1, 2);
+    let flags = node.tree.flags();
+    let roots = Roots { sysfs: flags[1].clone().into(), procfs: flags[3].clone().into(), dev: flags[5].clone().into() };
+    let (entry, aside) = (node.tree.sys("class/infiniband_verbs/uverbs1"), node.home.path("aside"));
+    let mut missed = 0;
+    let whole = Instant::now();
+    Inventory::read(&roots);
+    let whole = whole.elapsed();
+    for n in 0..400 {
+        fs::rename(&entry, &aside).unwrap();
+        let read = std::thread::scope(|scope| {
+            let reading = scope.spawn(|| Inventory::read(&roots));
+            std::thread::sleep(whole * n / 400);
+            fs::rename(&aside, &entry).unwrap();
+            reading.join().unwrap()
+        });
+        if read.hca("mlx5_1").unwrap().node.is_none() {
+            missed += 1;
+            assert!(read.differs_at_a_glance(&Pass::default(), &roots), "after {n} of 400");
+        }
+    }
+    assert!(missed > 0, "it never came late enough");
 }

@@ -144,11 +144,13 @@ impl Inventory {
     /// The same, past devices that do not answer.
     #[must_use]
     pub fn read_in(pass: &Pass, roots: &Roots) -> Self {
+        // First what tells of a change: what comes while the rest is read is then seen as one.
+        let functions = list_dir(&roots.sysfs.join("bus/pci/devices"));
+        let verbs = list_dir(&roots.sysfs.join("class/infiniband_verbs"));
         let hcas = hca::discover(pass, roots);
         let gpus = gpu::discover(pass, roots);
         let bare_functions = bare::discover(roots, &hcas);
         let topology = hypervisor::topology_kind(roots, &gpus, &hcas);
-        let functions = list_dir(&roots.sysfs.join("bus/pci/devices"));
         Self {
             boot_id: read_trimmed(&roots.procfs.join("sys/kernel/random/boot_id")).unwrap_or_default(),
             booted_at: booted_at(roots),
@@ -161,7 +163,7 @@ impl Inventory {
             machine: MachineId::read(roots),
             peermem: peermem(roots),
             uverbs: roots.sysfs.join("class/infiniband_verbs").is_dir(),
-            verbs: list_dir(&roots.sysfs.join("class/infiniband_verbs")),
+            verbs,
             gpus,
             hcas,
             bare_functions,
@@ -186,10 +188,9 @@ impl Inventory {
     /// port and a few folders; everything else of a device comes and goes with these.
     #[must_use]
     pub fn differs_at_a_glance(&self, pass: &Pass, roots: &Roots) -> bool {
-        let mut names = list_dir(&roots.sysfs.join("class/infiniband"));
+        let names = list_dir(&roots.sysfs.join("class/infiniband"));
         let here = || self.hcas.iter().filter(|h| h.away != Some(Away::Device));
         let mut known: Vec<_> = here().map(|h| h.name.clone()).collect();
-        names.sort();
         known.sort();
         pass.keep_only(&names);
         let functions = list_dir(&roots.sysfs.join("bus/pci/devices")).len();
