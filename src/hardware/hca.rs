@@ -97,6 +97,12 @@ impl HcaFacts {
     pub fn key(&self) -> String {
         self.pci.map_or_else(|| self.name.clone(), |pci| pci.to_string())
     }
+
+    /// Whether both have one key.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        self.pci == other.pci && (self.pci.is_some() || self.name == other.name)
+    }
 }
 
 impl HcaFacts {

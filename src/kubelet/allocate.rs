@@ -1,6 +1,9 @@
 //! What a container gets for its device ids. Pure.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::Path,
+};
 
 use super::{cdi::Nodes, devices::Offer, v1beta1};
 use crate::{config::Resource, hardware::HcaFacts, report::Transport};
@@ -34,7 +37,7 @@ pub(super) struct Situation<'a> {
 impl Situation<'_> {
     /// The nodes of each HCA that the resource offers and that is here, by its id.
     pub(super) fn all_nodes(&self) -> Nodes {
-        let here = |offer: &Offer<'_>| self.hcas.iter().find(|hca| hca.key() == offer.device.id);
+        let here = |offer: &Offer<'_>| self.hcas.iter().find(|hca| hca.is_same_as(&offer.device.hca));
         let all = self.offers.iter().filter_map(|offer| Some((offer.device.id.clone(), nodes(here(offer)?, self)?)));
         all.collect()
     }
@@ -65,7 +68,7 @@ pub(super) fn container(
         let hca = situation
             .hcas
             .iter()
-            .find(|hca| hca.key() == device.id)
+            .find(|hca| hca.is_same_as(&device.hca))
             .ok_or_else(|| format!("{id} ({name}) is gone from this node"))?;
         let nodes = nodes(hca, situation).ok_or_else(|| format!("{id} ({}) has no device node", hca.name))?;
         hcas.insert(device.id.clone(), (hca, nodes));
@@ -91,6 +94,11 @@ pub(super) fn container(
     Ok(response)
 }
 
+/// Whether there is the node of `rdma_cm`, which a made-up machine has always.
+pub(super) fn has_rdma_cm(dev_root: &Path, simulated: bool) -> bool {
+    simulated || dev_root.join("infiniband/rdma_cm").exists()
+}
+
 fn device_spec(node: &str, simulated: bool) -> v1beta1::DeviceSpec {
     let [host_path, container_path] = node_paths(node, simulated);
     v1beta1::DeviceSpec { host_path, container_path, permissions: "rw".to_owned() }
@@ -105,7 +113,7 @@ pub(super) fn node_paths(node: &str, simulated: bool) -> [String; 2] {
 /// The names of an HCA's device nodes, with what every program needs beside them.
 fn nodes(hca: &HcaFacts, situation: &Situation<'_>) -> Option<BTreeSet<String>> {
     let mut nodes = BTreeSet::from([hca.node.as_ref()?.name.clone()]);
-    if situation.rdma_cm || situation.simulated {
+    if situation.rdma_cm {
         nodes.insert("rdma_cm".to_owned());
     }
     // Subnet management: of InfiniBand alone, and never required.

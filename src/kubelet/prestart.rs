@@ -43,7 +43,7 @@ impl Before<'_> {
     /// The pair's GPU, or each GPU that the HCA is near to, until one of them has something to say.
     async fn check_one(&self, offer: &Offer<'_>) -> Result<(), String> {
         let name = &offer.device.hca.name;
-        let hca = self.inventory.hcas.iter().find(|hca| hca.key() == offer.device.id);
+        let hca = self.inventory.hcas.iter().find(|hca| hca.is_same_as(&offer.device.hca));
         let hca = hca.ok_or_else(|| format!("{} ({name}) is gone from this node", offer.device.id))?;
         let near = self.state.report.gpus.iter().filter(|gpu| match offer.gpu {
             Some(own) => own.pci == gpu.pci,

@@ -136,7 +136,7 @@ impl Plugin {
             offers: &offers,
             hcas: &hcas,
             simulated,
-            rdma_cm: self.dev_root.join("infiniband/rdma_cm").exists(),
+            rdma_cm: allocate::has_rdma_cm(&self.dev_root, simulated),
             run_dir: &self.run_dir.to_string_lossy(),
             cdi: false,
             gpus_by_cdi: &gpus_by_cdi,

@@ -9,7 +9,11 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::{allocate::Situation, cdi, server::offers};
+use super::{
+    allocate::{Situation, has_rdma_cm},
+    cdi,
+    server::offers,
+};
 use crate::{
     agent::Published,
     config::{Config, Resource},
@@ -68,7 +72,7 @@ fn write(resource: &Resource, config: &Config, state: &Published, dev_root: &Pat
         offers: &offers(resource, config, state),
         hcas: &hcas,
         simulated: state.report.simulated,
-        rdma_cm: dev_root.join("infiniband/rdma_cm").exists(),
+        rdma_cm: has_rdma_cm(dev_root, state.report.simulated),
         run_dir: "",
         cdi: true,
         gpus_by_cdi: &BTreeSet::new(),

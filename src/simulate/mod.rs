@@ -117,7 +117,7 @@ impl Machine for SimulatedMachine {
     }
 
     fn hca(&self, known: &HcaFacts) -> Option<HcaFacts> {
-        self.last().machine.hcas.iter().find(|hca| hca.key() == known.key()).cloned()
+        self.last().machine.hcas.iter().find(|hca| hca.is_same_as(known)).cloned()
     }
 
     fn changed_since(&self, last: &Arc<Inventory>) -> Answer<'_, bool> {

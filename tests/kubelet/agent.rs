@@ -13,13 +13,16 @@ use crate::support::{self, Home, PROFILE, Running};
 /// An agent with a folder of its own for a kubelet.
 pub(crate) struct Agent {
     pub(crate) home: Home,
+    /// What it simulates: a built-in name, or a file.
+    pub(crate) profile: PathBuf,
     children: Vec<Running>,
 }
 
 impl Agent {
     /// Not started yet; `more` is further configuration.
     pub(crate) fn new(more: &str) -> Self {
-        let agent = Self { home: Home::new(), children: Vec::new() };
+        let home = Home::new();
+        let agent = Self { profile: home.path("profile.yaml"), home, children: Vec::new() };
         fs::create_dir_all(agent.folder()).unwrap();
         agent.home.configure(&format!(
             "kubelet: {{ devicePlugins: '{}', podResources: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: null }}\nlog: {{ format: text }}\n{more}\n",
@@ -54,7 +57,7 @@ impl Agent {
     pub(crate) fn start_in(&mut self, run: &str) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.home.path("log")).unwrap();
         let mut command = Command::new(support::BINARY);
-        command.arg("run").arg("--simulate").arg(self.home.path("profile.yaml")).args(["--node-name", "n1"]);
+        command.arg("run").arg("--simulate").arg(&self.profile).args(["--node-name", "n1"]);
         command.arg("--config").arg(self.home.path("config.yaml")).arg("--run-dir").arg(self.home.path(run));
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         self.children.push(Running(command.spawn().unwrap()));
