@@ -1,5 +1,5 @@
 //! How slowly the published state follows what is seen: falls by counts, rises by counts and time,
-//! `unknown` at once.
+//! `unknown` and `not-applicable` at once.
 
 use std::cmp::Ordering;
 
@@ -36,16 +36,14 @@ pub fn step(memory: &mut Damping, policy: &Policy, seen: &Seen<'_>) -> Verdict {
     };
     not_in_the_future(memory, seen.now);
     let (from, to) = (published.state, seen.verdict.state);
-    let may = from == to || immediate(from, to) || confirmed(memory, policy, seen, from);
+    let may = from == to || says_nothing(to) || confirmed(memory, policy, seen, from);
     let next = if may {
         if from != to {
             note_change(memory, from, seen);
         }
-        if to != State::Unknown {
+        // What says nothing ends no count.
+        if !says_nothing(to) {
             memory.known = Some(to);
-        }
-        // `unknown` in between ends no count.
-        if to != State::Unknown {
             memory.candidate = None;
         }
         let since = if from == to { published.since } else { seen.now };
@@ -57,9 +55,9 @@ pub fn step(memory: &mut Damping, policy: &Policy, seen: &Seen<'_>) -> Verdict {
     next
 }
 
-/// To and from `not-applicable`, and to `unknown`, there is nothing to wait for.
-fn immediate(from: State, to: State) -> bool {
-    to == State::Unknown || to == State::NotApplicable || from == State::NotApplicable
+/// To these there is nothing to wait for, and what was known before them is what counts after them.
+fn says_nothing(state: State) -> bool {
+    matches!(state, State::Unknown | State::NotApplicable)
 }
 
 fn rank(state: State) -> u8 {
@@ -71,17 +69,17 @@ fn rank(state: State) -> u8 {
     }
 }
 
-/// Which way a change leads: from `unknown` as seen from what was known before it.
+/// Which way a change leads: from what says nothing as seen from what was known before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Down,
     Up,
-    /// To where it was before it was unknown.
+    /// To where it was before nothing was known.
     Back,
 }
 
 fn way(memory: &Damping, from: State, to: State) -> Way {
-    let before = if from == State::Unknown { memory.known } else { Some(from) };
+    let before = if says_nothing(from) { memory.known } else { Some(from) };
     match before.map(|before| rank(to).cmp(&rank(before))) {
         // Nothing was ever known: anything but `ready` is a fall.
         None if to != State::Ready => Way::Down,
@@ -145,7 +143,7 @@ fn note_change(memory: &mut Damping, from: State, seen: &Seen<'_>) {
     let to = seen.verdict.state;
     if to == State::Ready {
         memory.fell_at = None;
-    } else if !immediate(from, to) && way(memory, from, to) == Way::Down {
+    } else if !says_nothing(to) && way(memory, from, to) == Way::Down {
         memory.fell_at = Some(seen.now);
         memory.falls.retain(|at| elapsed(*at, seen.now) < SignedDuration::from_hours(1));
         memory.falls.push(seen.now);

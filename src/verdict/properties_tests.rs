@@ -18,7 +18,13 @@ use crate::{
 type Look = (u16, bool, State);
 
 fn looks() -> impl Strategy<Value = Vec<Look>> {
-    let states = prop::sample::select(vec![State::Ready, State::Degraded, State::NotReady, State::Unknown]);
+    let states = prop::sample::select(vec![
+        State::Ready,
+        State::Degraded,
+        State::NotReady,
+        State::Unknown,
+        State::NotApplicable,
+    ]);
     prop::collection::vec((1..90_u16, prop::bool::weighted(0.8), states), 1..60)
 }
 
@@ -29,6 +35,10 @@ fn rank(state: State) -> u8 {
         State::NotReady => 1,
         State::Unknown | State::NotApplicable => 0,
     }
+}
+
+fn says_nothing(state: State) -> bool {
+    rank(state) == 0
 }
 
 /// What is published after each.
@@ -49,9 +59,9 @@ fn published(looks: &[Look], policy: &Policy) -> Vec<(Timestamp, State)> {
 
 proptest! {
     #[test]
-    fn unknown_never_waits(looks in looks()) {
+    fn what_says_nothing_never_waits(looks in looks()) {
         for ((_, _, seen), (_, shown)) in looks.iter().zip(published(&looks, &Policy::default())) {
-            prop_assert!(*seen != State::Unknown || shown == State::Unknown);
+            prop_assert!(!says_nothing(*seen) || shown == *seen);
         }
     }
 
@@ -64,7 +74,7 @@ proptest! {
         }
     }
 
-    /// Whatever lies in between, `unknown` too.
+    /// Whatever lies in between, `unknown` and `not-applicable` too.
     #[test]
     fn nothing_rises_within_the_hold_after_a_fall(looks in looks()) {
         let policy = Policy::default();
@@ -76,11 +86,11 @@ proptest! {
                 prop_assert!(now.duration_since(at) >= hold, "{to} to {shown} after {:?}", now.duration_since(at));
                 fell = None;
             }
-            let falls = rank(shown) < rank(last.1) || last.1 == State::Unknown && shown != State::Ready;
-            if shown != State::Unknown && shown != last.1 && falls {
+            let falls = rank(shown) < rank(last.1) || says_nothing(last.1) && shown != State::Ready;
+            if !says_nothing(shown) && shown != last.1 && falls {
                 fell = Some((now, shown));
             }
-            if shown != State::Unknown {
+            if !says_nothing(shown) {
                 last = (now, shown);
             }
         }

@@ -169,17 +169,17 @@ fn is_shut(hca: &HcaFacts, input: &Input<'_>) -> bool {
 /// Whether a selector takes an HCA. `rail` is what `nearest` asks for, where it is known.
 #[must_use]
 pub fn matches_hca(selector: &Selector, hca: &HcaFacts, rail: Option<bool>) -> bool {
-    let text = |want: &Option<String>, have: Option<String>| {
-        want.as_ref().is_none_or(|w| have.is_some_and(|h| h.eq_ignore_ascii_case(w)))
+    let text = |want: &Option<String>, have: &dyn Fn() -> Option<String>| {
+        want.as_ref().is_none_or(|w| have().is_some_and(|h| h.eq_ignore_ascii_case(w)))
     };
-    let fastest = hca.ports.iter().filter_map(|p: &Port| p.rate_gbps).max();
+    let fastest = || hca.ports.iter().filter_map(|p: &Port| p.rate_gbps).max();
     selector.nearest.is_none_or(|n| rail == Some(n))
-        && text(&selector.driver, hca.driver.clone())
-        && text(&selector.vendor, hca.ids.map(|(vendor, _)| format!("{vendor:#06x}")))
-        && text(&selector.device, hca.ids.map(|(_, device)| format!("{device:#06x}")))
+        && text(&selector.driver, &|| hca.driver.clone())
+        && text(&selector.vendor, &|| hca.ids.map(|(vendor, _)| format!("{vendor:#06x}")))
+        && text(&selector.device, &|| hca.ids.map(|(_, device)| format!("{device:#06x}")))
         && selector.name.as_ref().is_none_or(|pattern| glob(pattern, &hca.name))
-        && text(&selector.link_layer, Some(hca.transport.to_string()))
-        && selector.min_rate_gbps.is_none_or(|min| fastest.is_some_and(|r| f64::from(r) >= min))
+        && text(&selector.link_layer, &|| Some(hca.transport.to_string()))
+        && selector.min_rate_gbps.is_none_or(|min| fastest().is_some_and(|r| f64::from(r) >= min))
         && selector.pci.is_none_or(|pci| hca.pci == Some(pci))
         && selector.function.is_none_or(|f| (f == Function::Vf) == hca.vf_of.is_some())
 }

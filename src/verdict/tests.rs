@@ -571,7 +571,22 @@ mod damping {
 
     #[test]
     fn nothing_waits_for_what_does_not_apply() {
-        Node::ready().sees(&[(10, Look, NotApplicable, NotApplicable), (11, Look, Degraded, Degraded)]);
+        Node::ready().sees(&[(10, Look, NotApplicable, NotApplicable), (11, Look, Unknown, Unknown)]);
+    }
+
+    /// Whoever gives a GPU to a virtual machine, or makes MIG devices of it, and takes it back has proven nothing.
+    #[test]
+    fn after_what_does_not_apply_counts_what_was_known_before_it() {
+        let mut node = Node::ready();
+        node.sees(&[(10, Look, NotApplicable, NotApplicable), (20, Look, Ready, NotApplicable)]);
+        node.sees(&[(30, Check, Ready, Ready), (40, Check, Degraded, Ready), (50, Check, Degraded, Degraded)]);
+        node.sees(&[(60, Look, NotApplicable, NotApplicable), (70, Check, Ready, NotApplicable)]);
+        node.sees(&[(80, Check, Degraded, Degraded), (90, Look, NotApplicable, NotApplicable)]);
+        node.sees(&[
+            (360, Check, Ready, NotApplicable),
+            (370, Check, Ready, NotApplicable),
+            (380, Check, Ready, Ready),
+        ]);
     }
 
     #[test]
