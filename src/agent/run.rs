@@ -179,7 +179,7 @@ impl Agent {
                     running = Some(self.begin());
                 }
                 Some(request) = self.requests.recv() => self.take(request),
-                Ok(()) = self.view.1.changed() => self.tell_all(false),
+                Ok(()) = self.view.1.changed() => self.see_node(),
                 _ = looks.tick() => self.look().await,
                 () = uevents.next() => self.look().await,
             }
@@ -192,10 +192,21 @@ impl Agent {
         !self.waiting.is_empty() || !self.is_resting(self.triggered)
     }
 
+    /// Before the Node is seen, a pause is as long as it was when an earlier process saw it.
     fn is_resting(&self, triggered: bool) -> bool {
         let view = self.view.1.borrow();
-        let paused = |node: &NodeView| node.paused_until.is_some_and(|until| Timestamp::now() < until);
-        view.as_ref().is_some_and(|node| paused(node) || node.change_under_way.is_some() && !triggered)
+        let changing = view.as_ref().is_some_and(|node| node.change_under_way.is_some());
+        self.memory.paused_until.is_some_and(|until| Timestamp::now() < until) || changing && !triggered
+    }
+
+    fn see_node(&mut self) {
+        let until = self.view.1.borrow_and_update().as_ref().and_then(|node| node.paused_until);
+        let other = self.memory.paused_until != until;
+        self.memory.paused_until = until;
+        self.tell_all(false);
+        if other {
+            self.save();
+        }
     }
 
     fn take(&mut self, request: Request) {

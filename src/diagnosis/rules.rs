@@ -204,7 +204,7 @@ fn not_configured(facts: &Facts<'_>, out: &mut Gathered) {
         h.transport == Transport::Roce && h.ports.iter().filter_map(|p| p.rate_gbps).all(|r| f64::from(r) <= FAST_GBPS)
     });
     let tried = PEERMEM.iter().any(|reason| out.by_reason.contains_key(reason));
-    let never_good = facts.pairs.iter().all(|p| p.good != Some(true));
+    let never_good = !facts.outlook.worked && facts.pairs.iter().all(|p| p.good != Some(true));
     let only_missing = out.by_reason.keys().all(|r| PEERMEM.contains(r) || OTHERS.contains(r));
     if tried && ordinary && never_good && only_missing && facts.outlook.met.is_none() {
         out.by_reason.clear();

@@ -41,6 +41,8 @@ pub struct Memory {
     pub baseline: Option<Baseline>,
     /// The last changes of the published state, the newest last; outlives boots.
     pub history: VecDeque<Transition>,
+    /// Until when the Node asked for no checks; outlives boots.
+    pub paused_until: Option<Timestamp>,
     /// The last version of the GPU driver that was loaded in this boot.
     pub driver: Option<String>,
     /// When the GPU driver was last unloaded or loaded in another version.
@@ -101,6 +103,8 @@ pub struct Baseline {
     pub gpus: BTreeMap<String, Vec<String>>,
     /// HCAs, but virtual functions whose PF is here.
     pub hcas: BTreeMap<String, Vec<String>>,
+    /// Whether a pair of it was ever good.
+    pub worked: bool,
 }
 
 /// One change of the published state.
@@ -231,8 +235,20 @@ impl Store {
         if memory.boot_id == boot_id {
             return memory;
         }
-        let Memory { seen_active, baseline, history, .. } = memory;
-        Memory { boot_id: boot_id.to_owned(), seen_active, baseline, history, ..Memory::default() }
+        let before = memory.damping.published.map_or(State::Unknown, |verdict| verdict.state);
+        let Memory { seen_active, baseline, history, paused_until, .. } = memory;
+        let boot_id = boot_id.to_owned();
+        let mut memory = Memory { boot_id, seen_active, baseline, history, paused_until, ..Memory::default() };
+        if before != State::Unknown {
+            memory.note(Transition {
+                at: Timestamp::now(),
+                from: before,
+                to: State::Unknown,
+                reason: Reason::CheckPending,
+                message: "the node was started anew".to_owned(),
+            });
+        }
+        memory
     }
 
     fn set_aside(&self, why: &str) -> Memory {
@@ -278,6 +294,7 @@ mod tests {
             seen_active: ["0000:18:00.0".to_owned()].into(),
             damping: Damping { fell_at: Some(Timestamp::UNIX_EPOCH), ..Damping::default() },
             baseline: Some(Baseline { serial: "S1".into(), ..Baseline::default() }),
+            paused_until: Some(Timestamp::UNIX_EPOCH),
             history: [Transition {
                 at: Timestamp::UNIX_EPOCH,
                 from: State::Unknown,
@@ -299,8 +316,30 @@ mod tests {
         let next = store.load("b");
         assert_eq!((next.boot_id.as_str(), &next.damping), ("b", &Damping::default()));
         assert_eq!(next.seen_active, seen().seen_active);
-        assert_eq!((&next.baseline, &next.history), (&seen().baseline, &seen().history), "they outlive a boot");
+        assert_eq!((&next.baseline, next.paused_until), (&seen().baseline, seen().paused_until), "they outlive a boot");
+        assert_eq!(next.history, seen().history, "nothing was known before it either");
         assert_eq!(Store::new(dir.path(), true).load("a").seen_active.len(), 0, "a simulation has a store of its own");
+    }
+
+    #[test]
+    fn a_new_boot_is_a_change_in_the_history() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), false);
+        let mut memory = seen();
+        let ready = Verdict {
+            state: State::Ready,
+            reason: Reason::AllRailsVerified,
+            message: String::new(),
+            since: Timestamp::UNIX_EPOCH,
+            damped: false,
+        };
+        memory.damping.published = Some(ready);
+        store.save(&memory).unwrap();
+        assert_eq!(store.load("a").history, seen().history);
+        let history = store.load("b").history;
+        let last = history.back().unwrap();
+        assert_eq!((history.len(), last.from, last.to), (2, State::Ready, State::Unknown));
+        assert_eq!(last.reason, Reason::CheckPending);
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub struct Assessment {
 pub fn remember(memory: &mut Memory, inventory: &Inventory, assessment: &Assessment, now: Timestamp) {
     pairs::remember(memory, inventory, &assessment.pairs, &assessment.findings, now);
     roles::remember(memory, inventory, &assessment.gpus);
-    outlook::remember(memory, inventory);
+    outlook::remember(memory, inventory, &assessment.pairs);
 }
 
 /// Draws all conclusions.

@@ -1,14 +1,12 @@
 //! What hardware there should be: by the configuration, else by what this machine once had. Pure.
 
-use std::collections::BTreeMap;
-
 use jiff::Timestamp;
 
 use super::{Input, roles::glob};
 use crate::{
     config::Expect,
     hardware::Inventory,
-    report::{Gpu, Hca},
+    report::{Gpu, Hca, Pair},
     store::{Baseline, Memory},
 };
 
@@ -24,6 +22,8 @@ pub struct Outlook {
     pub gpus: bool,
     /// RDMA hardware should be here.
     pub rdma: bool,
+    /// A pair of this machine was good once.
+    pub worked: bool,
 }
 
 pub(super) fn of(input: &Input<'_>, gpus: &[Gpu], hcas: &[Hca]) -> Outlook {
@@ -63,6 +63,7 @@ fn by_policy(entry: &Expect, at: usize, gpus: &[Gpu], hcas: &[Hca]) -> Outlook {
         lacking,
         gpus: entry.gpus.is_some_and(|n| n > 0),
         rdma: entry.rails.is_some_and(|n| n > 0),
+        worked: false, // what is expected says enough
     }
 }
 
@@ -88,7 +89,13 @@ fn by_baseline(baseline: Option<&Baseline>, inventory: &Inventory) -> Outlook {
             }
         }
     }
-    Outlook { lacking, met: None, gpus: !baseline.gpus.is_empty(), rdma: !baseline.hcas.is_empty() }
+    Outlook {
+        lacking,
+        met: None,
+        gpus: !baseline.gpus.is_empty(),
+        rdma: !baseline.hcas.is_empty(),
+        worked: baseline.worked,
+    }
 }
 
 /// A machine without a serial number is taken for the one that it was.
@@ -100,11 +107,7 @@ fn is_same_machine(baseline: &Baseline, inventory: &Inventory) -> bool {
 /// What is here, by kind: functions of PCI, whether or not their drivers are loaded; not what comes and goes
 /// by configuration, such as virtual functions.
 fn today(inventory: &Inventory) -> Baseline {
-    let mut today = Baseline {
-        serial: inventory.machine.serial.clone().unwrap_or_default(),
-        gpus: BTreeMap::new(),
-        hcas: BTreeMap::new(),
-    };
+    let mut today = Baseline { serial: inventory.machine.serial.clone().unwrap_or_default(), ..Baseline::default() };
     for gpu in &inventory.gpus {
         let kind = gpu.device.map_or_else(|| "of an unknown kind".to_owned(), |device| format!("10de:{device:04x}"));
         today.gpus.entry(kind).or_default().push(gpu.pci.to_string());
@@ -119,9 +122,10 @@ fn today(inventory: &Inventory) -> Baseline {
     today
 }
 
-/// Takes in what a finished check found: of each kind the most that this machine ever had.
-pub(super) fn remember(memory: &mut Memory, inventory: &Inventory) {
-    let today = today(inventory);
+/// Takes in what a finished check found: of each kind the most that this machine ever had, and whether it works.
+pub(super) fn remember(memory: &mut Memory, inventory: &Inventory, pairs: &[Pair]) {
+    let works = pairs.iter().any(|pair| pair.good == Some(true));
+    let today = Baseline { worked: works, ..today(inventory) };
     let Some(baseline) = memory.baseline.as_mut().filter(|baseline| is_same_machine(baseline, inventory)) else {
         // What was ever ACTIVE in another machine says nothing of this one.
         if memory.baseline.replace(today).is_some() {
@@ -132,6 +136,7 @@ pub(super) fn remember(memory: &mut Memory, inventory: &Inventory) {
     if !today.serial.is_empty() {
         baseline.serial = today.serial;
     }
+    baseline.worked |= works;
     for (then, now) in [(&mut baseline.gpus, today.gpus), (&mut baseline.hcas, today.hcas)] {
         for (kind, slots) in now {
             let known = then.entry(kind).or_default();
@@ -172,7 +177,7 @@ pub fn forget_another_driver(memory: &mut Memory, inventory: &Inventory) {
     }
 }
 
-/// Takes what is here for all that should be, and forgets which ports were ever ACTIVE.
+/// Takes what is here for all that should be, and forgets which ports were ever ACTIVE and that it ever worked.
 pub fn accept(memory: &mut Memory, inventory: &Inventory) {
     memory.baseline = Some(today(inventory));
     memory.seen_active.clear();

@@ -4,6 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
 use super::{
+    accept,
     damping::{Seen, step},
     fixture::{Scene, bare, refused, result, unsupported},
 };
@@ -105,6 +106,25 @@ mod table {
         assert!(scene.assess().findings.iter().all(|f| f.severity == Severity::Info));
         scene.inventory.hcas[0].ports[0].rate_gbps = Some(400.0.into());
         assert_eq!(judged(&scene), (State::NotReady, Reason::PeermemNotLoaded), "nobody buys that for nothing");
+    }
+
+    /// Where it worked once, a module that is not loaded any more is a fault, in this boot and the next.
+    #[test]
+    fn what_worked_once_was_configured() {
+        let mut scene = Scene::new();
+        for hca in &mut scene.inventory.hcas {
+            hca.transport = Transport::Roce;
+            hca.ports[0].rate_gbps = Some(25.0.into());
+        }
+        scene.finish_check();
+        scene.memory.pairs.clear(); // another boot
+        scene.inventory.peermem = false;
+        scene.set_all(Method::DmaBuf, &unsupported(Step::Export, None));
+        scene.set_all(Method::Peermem, &refused(Step::RegMr, 14));
+        scene.finish_check();
+        assert_eq!(judged(&scene), (State::NotReady, Reason::PeermemNotLoaded));
+        accept(&mut scene.memory, &scene.inventory);
+        assert_eq!(judged(&scene), (State::NotReady, Reason::NotConfigured), "somebody wants it so");
     }
 
     #[test]

@@ -102,6 +102,12 @@ impl Agent {
         self.node().unwrap()
     }
 
+    /// When the last check began.
+    fn last_check(&self) -> Value {
+        let text = fs::read_to_string(self.home.path("run/report.json")).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()["startedAt"].clone()
+    }
+
     fn log(&self) -> String {
         fs::read_to_string(self.home.path("log")).unwrap()
     }
@@ -315,13 +321,9 @@ fn a_pause_and_an_operators_change_are_heeded_and_end() {
     let paused = agent.shows("unknown");
     assert_eq!(condition(&paused)["reason"], "Paused");
     assert_eq!(paused["metadata"]["annotations"]["gpudirect-rdma/paused-until"], "2099-01-01T00:00:00Z", "a person's");
-    let checks = |agent: &Agent| {
-        let text = fs::read_to_string(agent.home.path("run/report.json")).unwrap();
-        serde_json::from_str::<Value>(&text).unwrap()["startedAt"].clone()
-    };
-    let before = checks(&agent);
+    let before = agent.last_check();
     sleep(Duration::from_secs(3));
-    assert_eq!(checks(&agent), before, "no check while it is paused");
+    assert_eq!(agent.last_check(), before, "no check while it is paused");
     set("annotations", "gpudirect-rdma/paused-until", json!("2020-01-01T00:00:00Z"));
     agent.shows("ready");
     // A driver's upgrade: what it takes away is no fault.
@@ -330,6 +332,22 @@ fn a_pause_and_an_operators_change_are_heeded_and_end() {
     agent.faults("{ peermem: false }, { openModule: false }");
     agent.shows("unknown");
     assert_eq!(condition(&agent.node().unwrap())["reason"], "DriverNotReady");
+}
+
+/// The next agent checks nothing either, although it has not read the Node yet.
+#[test]
+fn a_pause_is_heeded_by_the_next_agent_too() {
+    let mut agent = Agent::running("publish: { heartbeat: 10s }\ncheck: { interval: 1h }");
+    agent.shows("ready");
+    agent.server.world().node.as_mut().unwrap()["metadata"]["annotations"]["gpudirect-rdma/paused-until"] =
+        json!("2099-01-01T00:00:00Z");
+    agent.shows("unknown");
+    let before = agent.last_check();
+    agent.stop();
+    agent.server.trouble("", &vec![Trouble::Status(503, Value::Null); 20]);
+    agent.start();
+    sleep(Duration::from_secs(3));
+    assert_eq!(agent.last_check(), before, "no check while it is paused");
 }
 
 /// What was published in the meantime is no longer so: nobody waits for the timer to say it.

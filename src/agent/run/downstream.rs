@@ -17,16 +17,20 @@ use crate::{
 impl Agent {
     /// Who asks, who scrapes, and the API server.
     pub(super) fn spawn_others(
-        &self,
+        &mut self,
         state: &watch::Receiver<Arc<Published>>,
         requests: mpsc::Sender<Request>,
     ) -> Result<(), RunError> {
-        let config = &self.context.config;
+        let context = Arc::clone(&self.context);
+        let config = &context.config;
         let listener =
             socket::bind(&self.run_dir).map_err(io_error(format!("can't listen in {}", self.run_dir.display())))?;
         tokio::spawn(socket::serve(listener, state.clone(), requests));
         if let Some(listen) = &config.http.listen {
             tokio::spawn(http::serve(listen.clone(), state.clone(), Arc::clone(&self.metrics)));
+        }
+        if config.publish.dry_run || config.publish.mode != PublishMode::Node {
+            self.memory.paused_until = None; // whose end nobody would hear of
         }
         self.publish(&config.publish, state);
         Ok(())
