@@ -1,5 +1,6 @@
 //! What the agents of a thousand nodes ask of one API server: `make scale`, or `cargo bench --bench scale -- NODES
-//! [HEARTBEAT] [bursts]`, the heartbeat in seconds, 300 by default; `bursts`: without the phases that take their time.
+//! [HEARTBEAT] [bursts | spread]`, the heartbeat in seconds, 300 by default; `bursts`: without the phases that take their
+//! time; `spread`: an install with `publish.spread: 12m` and nothing else.
 //!
 //! The real publishers, all in one process, and a real API server; its audit log counts. Server and publishers share
 //! this machine's cores: latencies are an upper bound. docs/scale.md has the figures.
@@ -32,24 +33,45 @@ use tokio::time::sleep;
 
 /// Within so long all nodes' first checks end.
 const CHECKS: Duration = Duration::from_secs(2);
+/// What docs/scale.md advises a thousand nodes and more to set.
+const SPREAD: Duration = Duration::from_secs(720);
+
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    All,
+    Bursts,
+    Spread,
+}
+
+impl Part {
+    const NAMES: [(&str, Self); 2] = [("bursts", Self::Bursts), ("spread", Self::Spread)];
+
+    fn asked() -> Self {
+        let asked = Self::NAMES.into_iter().find(|(name, _)| env::args().any(|argument| argument == *name));
+        asked.map_or(Self::All, |(_, part)| part)
+    }
+
+    fn name(self) -> &'static str {
+        Self::NAMES.into_iter().find(|(_, part)| *part == self).map_or("", |(name, _)| name)
+    }
+}
 
 fn main() {
-    let bursts = env::args().any(|argument| argument == "bursts");
+    let part = Part::asked();
     let numbers: Vec<u32> = env::args().filter_map(|argument| argument.parse().ok()).collect();
     let (nodes, heartbeat) = (numbers.first().copied().unwrap_or(1000), numbers.get(1).copied().unwrap_or(300));
     if let Some(state) = env::var_os(agents::STATE) {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let heartbeat = Duration::from_secs(heartbeat.into());
-        return runtime.block_on(inside(Path::new(&state), nodes as usize, heartbeat, bursts));
+        return runtime.block_on(inside(Path::new(&state), nodes as usize, heartbeat, part));
     }
     let cluster = cluster::Cluster::small(&[]);
     agents::prepare(&cluster);
-    let bursts = if bursts { "bursts" } else { "" };
-    let status = agents::run_inside(&cluster, &[&nodes.to_string(), &heartbeat.to_string(), bursts]);
+    let status = agents::run_inside(&cluster, &[&nodes.to_string(), &heartbeat.to_string(), part.name()]);
     assert!(status.success(), "the run inside the cluster failed; see above");
 }
 
-async fn inside(state: &Path, nodes: usize, heartbeat: Duration, bursts: bool) {
+async fn inside(state: &Path, nodes: usize, heartbeat: Duration, part: Part) {
     let begun = Instant::now();
     agents::make_nodes(state, nodes).await;
     eprintln!("{nodes} Nodes of {} KB made in {:.0} s", size_of_one(state).await / 1000, begun.elapsed().as_secs_f64());
@@ -61,12 +83,20 @@ async fn inside(state: &Path, nodes: usize, heartbeat: Duration, bursts: bool) {
     let bench = Bench { state, servers: Servers::find() };
     println!("{HEAD}");
 
+    if part == Part::Spread {
+        let config = Publish { spread: Span(SPREAD), ..config };
+        let phase = bench.begin("install with `publish.spread: 12m`");
+        let agents = Agents::start(&config, nodes, &pending);
+        agents.tell_within(CHECKS, &ready).await;
+        sleep(SPREAD + Duration::from_secs(30)).await;
+        return bench.end(&phase);
+    }
     let phase = bench.begin("install: all agents start in the same second");
     let mut agents = Agents::start(&config, nodes, &pending);
     agents.tell_within(CHECKS, &ready).await;
     sleep(burst).await;
     bench.end(&phase);
-    if !bursts {
+    if part == Part::All {
         let phase = bench.begin("steady state");
         sleep(heartbeat.mul_f64(1.1)).await;
         bench.end(&phase);
@@ -79,7 +109,7 @@ async fn inside(state: &Path, nodes: usize, heartbeat: Duration, bursts: bool) {
     agents.tell(&ready);
     sleep(burst).await;
     bench.end(&phase);
-    if !bursts {
+    if part == Part::All {
         let phase = bench.begin("all agents replaced at once");
         agents.restart(nodes, &ready);
         sleep(heartbeat.mul_f64(1.45)).await;
