@@ -68,7 +68,7 @@ fn history(global: &Global, form: Format) -> Outcome {
     } else {
         let context = Context::new(global)?;
         eprintln!("gdr-agent: no agent runs here; this is what its store remembers");
-        context.store.load("").history.into()
+        context.store.history()
     };
     match form {
         Format::Json => {

@@ -217,10 +217,14 @@ impl Store {
         Self { file: dir.join(if simulated { "simulated.json" } else { "state.json" }) }
     }
 
-    /// Reads it. What does not belong to this boot is dropped, but for what outlives one.
+    /// The last changes of the published state, as they were written.
     #[must_use]
-    pub fn load(&self, boot_id: &str) -> Memory {
-        let memory = match fs::read(&self.file) {
+    pub fn history(&self) -> Vec<Transition> {
+        self.read().history.into()
+    }
+
+    fn read(&self) -> Memory {
+        match fs::read(&self.file) {
             Ok(bytes) => match serde_json::from_slice::<Memory>(&bytes) {
                 Ok(memory) if memory.schema == SCHEMA => memory,
                 Ok(memory) => self.set_aside(&format!("its schema is {}, this agent's is {SCHEMA}", memory.schema)),
@@ -231,7 +235,13 @@ impl Store {
                 tracing::warn!(%error, file = %self.file.display(), "can't read the store; starting without memory");
                 Memory::default()
             }
-        };
+        }
+    }
+
+    /// Reads it. What does not belong to this boot is dropped, but for what outlives one.
+    #[must_use]
+    pub fn load(&self, boot_id: &str) -> Memory {
+        let memory = self.read();
         if memory.boot_id == boot_id {
             return memory;
         }
