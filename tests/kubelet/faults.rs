@@ -171,11 +171,14 @@ const FAULTS: &[(&str, Fault)] = &[
 fn every_fault_is_survived() {
     std::thread::scope(|scope| {
         for (name, fault) in FAULTS {
-            scope.spawn(move || {
+            // By the thread's name a panic says which fault it was.
+            let thread = std::thread::Builder::new().name((*name).to_owned());
+            let survive = move || {
                 let mut agent = Agent::running("");
                 let took = fault(&mut agent);
-                assert!(took < LATEST, "{name}: {took:?}\n{}", agent.log());
-            });
+                assert!(took < LATEST, "{took:?}\n{}", agent.log());
+            };
+            thread.spawn_scoped(scope, survive).unwrap();
         }
     });
 }
