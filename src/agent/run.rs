@@ -102,6 +102,8 @@ struct Agent {
     sight: Sight,
     links: Links,
     links_due: Instant,
+    /// When everything is read once more, after a change.
+    read_again: Option<Instant>,
     /// What the Node says; its sender stays here where nobody publishes.
     view: (watch::Sender<Option<NodeView>>, watch::Receiver<Option<NodeView>>),
 }
@@ -152,6 +154,7 @@ impl Agent {
             sight,
             links: Links::default(),
             links_due: Instant::now(),
+            read_again: Some(Instant::now() + look::SETTLES),
             view: watch::channel(None),
             context,
         };
@@ -260,10 +263,7 @@ impl Agent {
         self.metrics.check(&checked);
         self.memory.saw_netdevs(&inventory);
         self.note_driver(&inventory, started_at);
-        if inventory != self.inventory {
-            self.links_due = Instant::now();
-        }
-        self.inventory = inventory;
+        self.take_inventory(inventory);
         self.checked = checked;
         self.checked.surroundings.link_drops = self.links.drops();
         self.started_at = started_at;

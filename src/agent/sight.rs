@@ -22,6 +22,16 @@ const DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Blocked;
 
+/// What a look saw.
+pub(super) enum Glance {
+    /// Nothing new; also while another read is under way.
+    Same,
+    /// Something may have changed.
+    Changed(Inventory),
+    /// Nothing that shows at a glance.
+    Whole(Inventory),
+}
+
 /// One read at a time.
 #[derive(Clone)]
 pub(super) struct Sight {
@@ -57,13 +67,19 @@ impl Sight {
         go_on(over, async move { machine.inventory().await }).await
     }
 
-    /// Reads everything if anything that matters may have changed; `None` too while another read is
-    /// under way.
-    pub(super) async fn glance(&self, last: Arc<Inventory>) -> Result<Option<Inventory>, Blocked> {
-        let Some(over) = self.begin() else { return Ok(None) };
+    /// Reads everything if anything that matters may have changed, or where `whole` is wanted.
+    pub(super) async fn glance(&self, last: Arc<Inventory>, whole: bool) -> Result<Glance, Blocked> {
+        let Some(over) = self.begin() else { return Ok(Glance::Same) };
         let machine = Arc::clone(&self.machine);
-        let look =
-            async move { if machine.changed_since(&last).await { Some(machine.inventory().await) } else { None } };
+        let look = async move {
+            if machine.changed_since(&last).await {
+                Glance::Changed(machine.inventory().await)
+            } else if whole {
+                Glance::Whole(machine.inventory().await)
+            } else {
+                Glance::Same
+            }
+        };
         go_on(over, look).await
     }
 

@@ -6,29 +6,38 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{Agent, Pace};
-use crate::{config::Interval, verdict::devices};
+use crate::{agent::sight::Glance, config::Interval, hardware::Inventory, verdict::devices};
 
 /// Between two readings of counters that ask firmware, unless a state has changed.
 const COUNT_EVERY: Duration = Duration::from_secs(30);
 const TRIGGERED_APART: Duration = Duration::from_secs(10);
+/// A device's files come one after another. After so long all of them are there, udev's too.
+pub(super) const SETTLES: Duration = Duration::from_secs(5);
 
 impl Agent {
     /// The passive tier: ports, modules, inventory.
     pub(super) async fn look(&mut self) {
         self.wake();
-        let Ok(changed) = self.sight.glance(Arc::clone(&self.inventory)).await else {
+        let whole = self.read_again.is_some_and(|at| at <= Instant::now());
+        let Ok(seen) = self.sight.glance(Arc::clone(&self.inventory), whole).await else {
             tracing::warn!("a driver blocks the look at sysfs");
             return;
+        };
+        let changed = match seen {
+            Glance::Same => None,
+            Glance::Changed(inventory) => Some(self.met(inventory)),
+            Glance::Whole(inventory) => {
+                self.read_again = None;
+                Some(self.met(inventory)).filter(|inventory| *inventory != *self.inventory)
+            }
         };
         let now = Timestamp::now();
         let before: Vec<bool> = self.memory.devices.values().map(devices::healthy).collect();
         let differs = changed.is_some();
-        if let Some(mut inventory) = changed {
-            self.memory.meet(&mut inventory);
+        if let Some(inventory) = changed {
             tracing::info!("the hardware's state has changed");
             self.note_driver(&inventory, now);
-            self.inventory = Arc::new(inventory);
-            self.links_due = Instant::now();
+            self.take_inventory(Arc::new(inventory));
             self.trigger();
         }
         self.count_links(now).await;
@@ -41,6 +50,20 @@ impl Agent {
         if differs || health_changed || self.memory.damping.candidate.is_some() {
             self.tell_all(false);
         }
+    }
+
+    fn met(&mut self, mut inventory: Inventory) -> Inventory {
+        self.memory.meet(&mut inventory);
+        inventory
+    }
+
+    /// What is new was perhaps read while the kernel was still making it.
+    pub(super) fn take_inventory(&mut self, inventory: Arc<Inventory>) {
+        if inventory != self.inventory {
+            self.links_due = Instant::now();
+            self.read_again = Some(Instant::now() + SETTLES);
+        }
+        self.inventory = inventory;
     }
 
     /// Reads the counters of links, when a state has changed and now and then.
