@@ -108,6 +108,28 @@ fn a_glance_sees_ports_nodes_modules_and_devices() {
     }
 }
 
+/// A link sleeps and wakes by itself, and wakes for the check that asked for it: that is no change.
+#[test]
+fn a_link_at_rest_is_no_other_machine() {
+    let node = Node::new(1, 2);
+    let flags = node.tree.flags();
+    let roots = Roots { sysfs: flags[1].clone().into(), procfs: flags[3].clone().into(), dev: flags[5].clone().into() };
+    let link = |which: &str, speed: &str| {
+        let function = fs::canonicalize(node.tree.sys("bus/pci/devices/0000:20:00.0")).unwrap();
+        fs::write(function.join(format!("{which}_link_width")), "16\n").unwrap();
+        fs::write(function.join(format!("{which}_link_speed")), format!("{speed} GT/s PCIe\n")).unwrap();
+    };
+    link("max", "32.0");
+    link("current", "32.0");
+    let before = Inventory::read(&roots);
+    link("current", "2.5");
+    let at_rest = Inventory::read(&roots);
+    assert_ne!(at_rest, before);
+    assert!(at_rest.has_devices_of(&before));
+    fs::remove_file(node.tree.sys("class/infiniband_verbs/uverbs1/ibdev")).unwrap();
+    assert!(!Inventory::read(&roots).has_devices_of(&before));
+}
+
 /// The entry of a new HCA's device node comes after the HCA, perhaps in the middle of a reading. The next look sees it.
 #[test]
 fn what_comes_while_it_is_read_is_seen_at_the_next_look() {

@@ -211,6 +211,14 @@ impl Inventory {
             || list_dir(&roots.sysfs.join("class/infiniband_verbs")) != self.verbs
     }
 
+    /// Whether devices, drivers and modules are those of another reading, to the last file. Left out is what changes
+    /// by itself, such as the speed of a PCIe link at rest.
+    #[must_use]
+    pub fn has_devices_of(&self, other: &Self) -> bool {
+        (&self.gpus, &self.hcas, &self.bare_functions) == (&other.gpus, &other.hcas, &other.bare_functions)
+            && (&self.nvidia, self.peermem, &self.verbs) == (&other.nvidia, other.peermem, &other.verbs)
+    }
+
     /// How often the links of each HCA went down in its driver's life; many drivers do not count.
     #[must_use]
     pub fn links_downed(&self, pass: &Pass, roots: &Roots) -> BTreeMap<String, u64> {

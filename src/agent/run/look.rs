@@ -28,7 +28,7 @@ impl Agent {
             Glance::Changed(inventory) => Some(self.met(inventory)),
             Glance::Whole(inventory) => {
                 self.read_again = None;
-                Some(self.met(inventory)).filter(|inventory| *inventory != *self.inventory)
+                Some(self.met(inventory)).filter(|inventory| !inventory.has_devices_of(&self.inventory))
             }
         };
         let now = Timestamp::now();
@@ -59,7 +59,7 @@ impl Agent {
 
     /// What is new was perhaps read while the kernel was still making it.
     pub(super) fn take_inventory(&mut self, inventory: Arc<Inventory>) {
-        if inventory != self.inventory {
+        if !inventory.has_devices_of(&self.inventory) {
             self.links_due = Instant::now();
             self.read_again = Some(Instant::now() + SETTLES);
         }
