@@ -145,7 +145,7 @@ pub struct Remembered {
 pub struct Damping {
     /// The verdict that is published.
     pub published: Option<Verdict>,
-    /// The last state that was published and was not `unknown`.
+    /// The last state that was published and was neither `unknown` nor `not-applicable`.
     pub known: Option<State>,
     /// A state that was seen and is not published yet.
     pub candidate: Option<Candidate>,
