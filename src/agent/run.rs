@@ -203,13 +203,9 @@ impl Agent {
     }
 
     fn see_node(&mut self) {
-        let until = self.view.1.borrow_and_update().as_ref().and_then(|node| node.paused_until);
-        let other = self.memory.paused_until != until;
-        self.memory.paused_until = until;
+        self.memory.paused_until = self.view.1.borrow_and_update().as_ref().and_then(|node| node.paused_until);
         self.tell_all(false);
-        if other {
-            self.save();
-        }
+        self.save();
     }
 
     fn take(&mut self, request: Request) {

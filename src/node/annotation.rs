@@ -188,6 +188,20 @@ mod tests {
     }
 
     #[test]
+    fn the_distance_is_that_of_the_gpu_that_is_worst_off() {
+        let mut report = Scene::new().report();
+        let worst = report.gpus[0].pci;
+        report.pairs.iter_mut().filter(|pair| pair.gpu == worst).for_each(|pair| pair.distance = Distance::Node);
+        assert_eq!(distance(&report), Some(Distance::Node));
+        // What is farther is not what it goes by.
+        let far = |pair: &&mut Pair| !report.gpus.iter().any(|g| g.pci == pair.gpu && g.nearest.contains(&pair.hca));
+        report.pairs.iter_mut().filter(far).for_each(|pair| pair.distance = Distance::Sys);
+        assert_eq!(distance(&report), Some(Distance::Node));
+        report.topology = TopologyKind::Virtual;
+        assert_eq!(distance(&report), None);
+    }
+
+    #[test]
     fn what_does_not_fit_is_counted() {
         let mut scene = Scene::new();
         scene.grow(16, 36);
