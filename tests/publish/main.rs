@@ -208,6 +208,19 @@ fn a_server_in_trouble_is_asked_again() {
     }
 }
 
+/// Somebody else's event has the name: that says nothing of the Node, which is not read again.
+#[test]
+fn an_event_that_is_in_the_way_costs_the_node_nothing() {
+    let mut agent = Agent::new("publish: { heartbeat: 10s }");
+    agent.server.trouble(&format!("POST {EVENTS}"), &[Trouble::Status(409, Value::Null)]);
+    agent.start();
+    agent.shows("ready");
+    eventually("the event", || (!agent.server.world().events.is_empty()).then_some(()));
+    let patches = agent.server.count(&format!("PATCH {STATUS}"));
+    eventually("a heartbeat", || (agent.server.count(&format!("PATCH {STATUS}")) > patches).then_some(()));
+    assert_eq!(agent.server.count(&format!("GET {NODE}")), 1, "{:?}", agent.server.since(0));
+}
+
 /// What was understood is not said again: neither the Node is read, nor patched for its events' sake.
 #[test]
 fn a_busy_server_is_asked_for_no_more_than_what_it_refused() {
