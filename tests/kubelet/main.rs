@@ -150,6 +150,23 @@ fn p11_p12_a_port_that_is_down_is_unhealthy_in_the_list_and_comes_back() {
     assert!(down.max(up) < Duration::from_secs(20), "{down:?} {up:?}");
 }
 
+/// Each drop costs pods their admission; from the third on a port's return has to last.
+#[test]
+fn p12_a_port_that_flaps_is_held_back() {
+    let agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    for drop in 1..=3 {
+        kubelet.offers(HCA, 8);
+        agent.faults("{ hca: mlx5_4, port: DOWN }");
+        kubelet.offers(HCA, 7);
+        agent.faults("");
+        if drop == 3 {
+            sleep(Duration::from_secs(6));
+            assert_eq!(kubelet.allocatable(HCA), 7, "{}", agent.log());
+        }
+    }
+}
+
 /// 64 resources' worth of ids stay far below gRPC's limit; a stream that met it would end for ever.
 #[test]
 fn p19_a_thousand_shares_are_one_message() {
