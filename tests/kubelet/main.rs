@@ -150,6 +150,28 @@ fn p11_p12_a_port_that_is_down_is_unhealthy_in_the_list_and_comes_back() {
     assert!(down.max(up) < Duration::from_secs(20), "{down:?} {up:?}");
 }
 
+/// A GPU that one HCA does not work with takes nothing from the others; where none works with it, nobody gets it.
+#[test]
+fn p11_an_hca_that_no_gpu_can_use_is_unhealthy_and_it_alone() {
+    let agent = Agent::running("");
+    let kubelet = Kubelet::start(&agent.folder());
+    kubelet.offers(HCA, 8);
+    agent.faults("{ hca: mlx5_0, gpu: '0000:1b:00.0', outcome: failed, code: ENOMEM (12) }");
+    let recheck = || (0..2).for_each(|_| drop(agent.home.run(&["recheck"])));
+    recheck();
+    sleep(Duration::from_millis(500));
+    assert_eq!(kubelet.allocatable(HCA), 8, "{}", agent.log());
+    agent.faults("{ hca: mlx5_0, outcome: failed, code: ENOMEM (12) }");
+    recheck();
+    kubelet.offers(HCA, 7);
+    let unhealthy: Vec<_> = kubelet.messages(HCA).pop().unwrap().devices;
+    let unhealthy: Vec<_> = unhealthy.into_iter().filter(|device| device.health != "Healthy").collect();
+    assert_eq!(unhealthy.into_iter().map(|device| device.id).collect::<Vec<_>>(), ["0000:18:00.0"]);
+    agent.faults("");
+    recheck();
+    kubelet.offers(HCA, 8);
+}
+
 /// Each drop costs pods their admission; from the third on a port's return has to last.
 #[test]
 fn p12_a_port_that_flaps_is_held_back() {

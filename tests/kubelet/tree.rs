@@ -129,6 +129,21 @@ fn p25_after_a_reboot_nothing_is_healthy_until_a_check_has_ended() {
     kubelet.offers(HCA, 2);
 }
 
+/// Its driver may come back: the list stays as long as it was, so that no count shrinks under a pod.
+#[test]
+fn an_hca_that_is_lost_keeps_its_place_and_is_given_to_nobody() {
+    let (machine, kubelet) = Machine::checked();
+    let link = machine.node.tree.sys("class/infiniband/mlx5_0");
+    let target = fs::read_link(&link).unwrap();
+    fs::remove_file(&link).unwrap();
+    kubelet.offers(HCA, 1);
+    let told = kubelet.messages(HCA).pop().unwrap().devices;
+    let told: Vec<_> = told.iter().map(|device| (device.id.as_str(), device.health.as_str())).collect();
+    assert_eq!(told, [(FIRST, "Unhealthy"), ("0000:41:00.0", "Healthy")]);
+    symlink(target, link).unwrap();
+    kubelet.offers(HCA, 2);
+}
+
 /// Before this process has asked the kubelet who else offers an HCA, what an earlier one knew stands.
 #[test]
 fn what_another_plugin_offered_too_is_not_promised_at_the_start() {
