@@ -57,7 +57,7 @@ async fn publish_from(first: Arc<Published>, publisher: Publisher) {
     let mut last = Arc::clone(&first.report);
     let mut recorder = Recorder::new(Timestamp::now());
     let late = start_late(&first, &mut state, &config).await;
-    let mut beat = Instant::now() + first_beat(config.heartbeat.0, late);
+    let mut beat = Instant::now() + first_beat(&config, late);
     let mut writer = Writer { name, config, view, metrics, node: None, shown: None, client: None };
     let (mut of_node, mut of_events) = (Pause::new(), Pause::new());
     loop {

@@ -16,6 +16,8 @@ use crate::{
 /// Agents that are rolled out have nothing new to say: they come one after another, within so many heartbeats,
 /// and the first of these is after the last of them.
 const ROLLOUT: f64 = 1.4;
+/// Heartbeats before three are missed, with what chance adds.
+const LONGEST_SILENCE: f64 = 2.4;
 /// Agents on nodes that have been up for long were installed together.
 const LONG_UP: Duration = Duration::from_secs(900);
 
@@ -61,9 +63,18 @@ async fn start_within(
 }
 
 /// Heartbeats keep a clock of their own, which no news sets: what thousands of nodes told in one second they would
-/// else confirm in one second, every five minutes. Those that come one after another are spread already.
-pub(super) fn first_beat(heartbeat: Duration, late: bool) -> Duration {
-    if late { jittered(heartbeat.mul_f64(ROLLOUT), 1.0, 0.1) } else { jittered(heartbeat, 0.1, 0.9) }
+/// else confirm in one second, every five minutes. Those that come one after another are spread already, and in a rollout
+/// as in an install that is spread the first heartbeat is after the last of them.
+pub(super) fn first_beat(config: &Publish, late: bool) -> Duration {
+    let heartbeat = config.heartbeat.0;
+    let install = config.spread.0.min(heartbeat.mul_f64(LONGEST_SILENCE));
+    if late {
+        jittered(heartbeat.mul_f64(ROLLOUT), 1.0, 0.1)
+    } else if install > heartbeat {
+        install + jittered(heartbeat, 0.0, 0.5)
+    } else {
+        jittered(heartbeat, 0.1, 0.9)
+    }
 }
 
 /// Since the boot, by sysinfo(2).
@@ -160,12 +171,17 @@ mod tests {
 
     #[test]
     fn heartbeats_are_spread_and_none_is_missed() {
-        let heartbeat = Duration::from_secs(300);
+        let config = Publish::default();
+        let spread = |minutes| Publish { spread: Span::minutes(minutes), ..Publish::default() };
         for _ in 0..1000 {
-            let (at_once, late) = (first_beat(heartbeat, false), first_beat(heartbeat, true));
+            let (at_once, late) = (first_beat(&config, false), first_beat(&config, true));
             assert!((30..=300).contains(&at_once.as_secs()), "{at_once:?}");
             // Not before the last of a rollout has come, and nowhere near three periods.
             assert!((420..=462).contains(&late.as_secs()), "{late:?}");
+            let installed = first_beat(&spread(12), false);
+            assert!((720..=870).contains(&installed.as_secs()), "{installed:?}");
+            assert!(first_beat(&spread(60), false) < Duration::from_secs(900));
+            assert!(first_beat(&spread(12), true) <= Duration::from_secs(462), "a rollout is none");
         }
     }
 }
