@@ -72,13 +72,17 @@ fn a_fault_on_a_large_machine_is_named_alone() {
     }
 }
 
+fn roots(node: &Node) -> Roots {
+    let flags = node.tree.flags();
+    Roots { sysfs: flags[1].clone().into(), procfs: flags[3].clone().into(), dev: flags[5].clone().into() }
+}
+
 /// What the passive look must see without opening a device: each alone is a difference, and back is none.
 #[test]
 fn a_glance_sees_ports_nodes_modules_and_devices() {
     let node = Node::new(1, 2);
     let tree = &node.tree;
-    let flags = tree.flags();
-    let roots = Roots { sysfs: flags[1].clone().into(), procfs: flags[3].clone().into(), dev: flags[5].clone().into() };
+    let roots = roots(&node);
     let before = Inventory::read(&roots);
     let differs = || before.differs_at_a_glance(&Pass::default(), &roots);
     assert!(!differs());
@@ -112,8 +116,7 @@ fn a_glance_sees_ports_nodes_modules_and_devices() {
 #[test]
 fn a_link_at_rest_is_no_other_machine() {
     let node = Node::new(1, 2);
-    let flags = node.tree.flags();
-    let roots = Roots { sysfs: flags[1].clone().into(), procfs: flags[3].clone().into(), dev: flags[5].clone().into() };
+    let roots = roots(&node);
     let link = |which: &str, speed: &str| {
         let function = fs::canonicalize(node.tree.sys("bus/pci/devices/0000:20:00.0")).unwrap();
         fs::write(function.join(format!("{which}_link_width")), "16\n").unwrap();
@@ -134,8 +137,7 @@ fn a_link_at_rest_is_no_other_machine() {
 #[test]
 fn what_comes_while_it_is_read_is_seen_at_the_next_look() {
     let node = Node::new(1, 2);
-    let flags = node.tree.flags();
-    let roots = Roots { sysfs: flags[1].clone().into(), procfs: flags[3].clone().into(), dev: flags[5].clone().into() };
+    let roots = roots(&node);
     let (entry, aside) = (node.tree.sys("class/infiniband_verbs/uverbs1"), node.home.path("aside"));
     let mut missed = 0;
     let whole = Instant::now();

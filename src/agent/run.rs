@@ -203,9 +203,12 @@ impl Agent {
     }
 
     fn see_node(&mut self) {
-        self.memory.paused_until = self.view.1.borrow_and_update().as_ref().and_then(|node| node.paused_until);
+        let until = self.view.1.borrow_and_update().as_ref().and_then(|node| node.paused_until);
+        if self.memory.paused_until != until {
+            self.memory.paused_until = until;
+            self.save();
+        }
         self.tell_all(false);
-        self.save();
     }
 
     fn take(&mut self, request: Request) {

@@ -1,9 +1,7 @@
 //! HCAs that come and go under a running agent: into a pod, into a virtual machine, and back.
 
 use std::{
-    fs,
-    os::unix::fs::symlink,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
@@ -59,21 +57,13 @@ fn role<'r>(report: &'r Value, hca: &str) -> &'r Value {
     report["hcas"].as_array().and_then(|all| all.iter().find(|h| h["name"] == hca)).map_or(&Value::Null, |h| &h["role"])
 }
 
-/// Takes an HCA out of this network namespace, and what comes of putting it back.
-fn take(node: &Node, hca: &str) -> impl FnOnce() {
-    let link = node.tree.sys("class/infiniband").join(hca);
-    let target = fs::read_link(&link).unwrap();
-    fs::remove_file(&link).unwrap();
-    move || symlink(target, link).unwrap()
-}
-
 #[test]
 fn an_hca_in_a_pod_keeps_what_was_known_of_it() {
     let node = Node::new(1, 2);
     node.tree.put("sys/module/ib_core/parameters/netns_mode", "N\n");
     let agent = Agent::start(&node);
     agent.becomes("ready");
-    let back = take(&node, "mlx5_1");
+    let back = node.tree.take("mlx5_1");
     let report = agent.report("away", |report| role(report, "mlx5_1") == "away");
     assert_eq!(report["verdict"]["state"], "ready", "{report:#}");
     assert!(find(&report, "RailMissing").is_none() && find(&report, "PortDown").is_none());
@@ -90,7 +80,7 @@ fn an_hca_in_a_pod_keeps_what_was_known_of_it() {
 #[test]
 fn what_was_still_being_made_is_read_again() {
     let node = Node::new(1, 2);
-    let back = take(&node, "mlx5_1");
+    let back = node.tree.take("mlx5_1");
     let agent = Agent::checking(&node, "1h");
     agent.becomes("ready");
     let (ibdev, aside) = (node.tree.sys("class/infiniband_verbs/uverbs1/ibdev"), node.home.path("aside"));
@@ -109,7 +99,7 @@ fn all_of_them_in_pods_is_no_fault() {
     node.tree.put("sys/module/ib_core/parameters/netns_mode", "N\n");
     let agent = Agent::start(&node);
     agent.becomes("ready");
-    let _back = take(&node, "mlx5_0");
+    let _back = node.tree.take("mlx5_0");
     let report = agent.report("away", |report| role(report, "mlx5_0") == "away");
     assert_eq!(report["verdict"]["state"], "ready", "{report:#}");
     assert_eq!(finding(&report, "HcasInPods")["severity"], "info");
@@ -122,7 +112,7 @@ fn an_hca_that_vanishes_is_not_in_a_pod_where_namespaces_share() {
     node.tree.put("sys/module/ib_core/parameters/netns_mode", "Y\n");
     let agent = Agent::start(&node);
     agent.becomes("ready");
-    let _back = take(&node, "mlx5_0");
+    let _back = node.tree.take("mlx5_0");
     // As if its driver had been unloaded, which has its time to come back.
     let report = agent.becomes("unknown");
     assert_eq!(report["verdict"]["reason"], "DriverNotReady");

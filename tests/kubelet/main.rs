@@ -17,7 +17,7 @@ use std::{
 };
 
 use agent::Agent;
-use fake::{Kubelet, Mood};
+use fake::{Kubelet, Mood, v1beta1::Device};
 
 pub(crate) const HCA: &str = "gpudirect-rdma/hca";
 
@@ -129,6 +129,12 @@ fn p10_streams_that_overlap_end_together_and_the_newer_one_comes_back() {
     assert!(kubelet.seen().requests.len() > before + 1, "nobody lost anything: {}", agent.log());
 }
 
+/// The devices that the last message does not call healthy.
+fn not_healthy(kubelet: &Kubelet) -> Vec<Device> {
+    let devices = kubelet.messages(HCA).pop().unwrap().devices;
+    devices.into_iter().filter(|device| device.health != "Healthy").collect()
+}
+
 #[test]
 fn p11_p12_a_port_that_is_down_is_unhealthy_in_the_list_and_comes_back() {
     let agent = Agent::running("");
@@ -137,11 +143,7 @@ fn p11_p12_a_port_that_is_down_is_unhealthy_in_the_list_and_comes_back() {
     let began = Instant::now();
     agent.faults("{ hca: mlx5_4, port: DOWN }");
     let down = kubelet.offers(HCA, 7).duration_since(began);
-    let health = |kubelet: &Kubelet| {
-        let devices = kubelet.messages(HCA).pop().unwrap().devices;
-        devices.into_iter().filter(|device| device.health != "Healthy").collect::<Vec<_>>()
-    };
-    let unhealthy = health(&kubelet);
+    let unhealthy = not_healthy(&kubelet);
     assert_eq!(unhealthy.len(), 1);
     assert_eq!(unhealthy[0].health, "Unhealthy");
     agent.faults("");
@@ -164,9 +166,7 @@ fn p11_an_hca_that_no_gpu_can_use_is_unhealthy_and_it_alone() {
     agent.faults("{ hca: mlx5_0, outcome: failed, code: ENOMEM (12) }");
     recheck();
     kubelet.offers(HCA, 7);
-    let unhealthy: Vec<_> = kubelet.messages(HCA).pop().unwrap().devices;
-    let unhealthy: Vec<_> = unhealthy.into_iter().filter(|device| device.health != "Healthy").collect();
-    assert_eq!(unhealthy.into_iter().map(|device| device.id).collect::<Vec<_>>(), ["0000:18:00.0"]);
+    assert_eq!(not_healthy(&kubelet).into_iter().map(|device| device.id).collect::<Vec<_>>(), ["0000:18:00.0"]);
     agent.faults("");
     recheck();
     kubelet.offers(HCA, 8);

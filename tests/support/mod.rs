@@ -223,6 +223,14 @@ impl Tree {
         self.dir.path().join("sys").join(path)
     }
 
+    /// Takes an HCA out of this network namespace, and what comes of putting it back.
+    pub(crate) fn take(&self, hca: &str) -> impl FnOnce() + use<> {
+        let link = self.sys("class/infiniband").join(hca);
+        let target = fs::read_link(&link).unwrap();
+        fs::remove_file(&link).unwrap();
+        move || symlink(target, link).unwrap()
+    }
+
     /// Writes a file, with its folders.
     pub(crate) fn put(&self, path: &str, content: impl AsRef<[u8]>) {
         let file = self.dir.path().join(path);

@@ -150,7 +150,7 @@ impl Agent {
             .iter()
             .filter_map(|(id, memory)| {
                 let (hca, rail) = self.known.get(id)?.clone();
-                let here = self.inventory.hcas.iter().any(|h| h.key() == *id);
+                let here = self.inventory.hcas.iter().any(|h| h.is_same_as(&hca));
                 let healthy = here && devices::healthy(memory);
                 Some(Device { id: id.clone(), hca, rail, healthy, also_in: memory.also_in.clone() })
             })
