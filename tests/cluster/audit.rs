@@ -21,6 +21,9 @@ pub(crate) struct Asked {
     /// The node of the pod that the token is bound to.
     #[allow(dead_code, reason = "for agents in pods")]
     pub(crate) node: String,
+    /// Which token it came with.
+    #[allow(dead_code, reason = "for agents in pods")]
+    pub(crate) token: String,
     /// Sent by the agent's own client; tests ask with its account too.
     #[allow(dead_code, reason = "for agents in pods")]
     pub(crate) by_agent: bool,
@@ -41,6 +44,7 @@ fn read(entry: &Value) -> Asked {
     let at = |key: &str| seconds(entry[key].as_str().and_then(|at| at.parse().ok()).expect("a time"));
     let object = &entry["objectRef"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let of_token = |key: &str| text(&entry["user"]["extra"][format!("authentication.kubernetes.io/{key}")][0]);
     let below = object["subresource"].as_str().map(|below| format!("/{below}")).unwrap_or_default();
     Asked {
         at: at("requestReceivedTimestamp"),
@@ -48,7 +52,8 @@ fn read(entry: &Value) -> Asked {
         what: format!("{} {}{below}", text(&entry["verb"]), text(&object["resource"])),
         name: text(&object["name"]),
         code: entry["responseStatus"]["code"].as_u64().unwrap_or_default(),
-        node: text(&entry["user"]["extra"]["authentication.kubernetes.io/node-name"][0]),
+        node: of_token("node-name"),
+        token: of_token("credential-id"),
         by_agent: entry["userAgent"].as_str().is_some_and(|client| client.starts_with("gdr-agent/")),
     }
 }

@@ -1,6 +1,7 @@
 //! What an agent may ask of the API server, how often it does, and what it makes of a server in trouble, of a token
 //! that has ended, and of a node that was cut from power.
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,9 @@ fn the_api_server_in_trouble() {
     tokens_end(&nodes);
     power_cycle(&nodes[0]);
     storm(&nodes);
+    if std::env::var_os("CLUSTER_SLOW").is_some() {
+        tokens_grow_old(&nodes);
+    }
 }
 
 fn least_privilege(node: &Node<'_>) {
@@ -89,6 +93,36 @@ fn tokens_end(nodes: &[Node<'_>]) {
     helm(cluster, "upgrade", SETTINGS);
     for node in nodes {
         node.becomes("ready", 8);
+    }
+    same(&agent_pods(cluster), &agents).expect("no agent was started again");
+}
+
+/// As long as the shortest life that a token can have. The kubelet puts another in its place after four fifths of it.
+const LIFE: Duration = Duration::from_secs(600);
+
+fn tokens_grow_old(nodes: &[Node<'_>]) {
+    step("eleven minutes with tokens that end after ten: the kubelet's next ones are used, and none that has ended");
+    let cluster = nodes[0].cluster;
+    let token = json!([
+        { "serviceAccountToken": { "path": "token", "expirationSeconds": LIFE.as_secs() } },
+        { "configMap": { "name": "kube-root-ca.crt" } },
+    ]);
+    let mount = json!([{ "name": "short", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount" }]);
+    let pod = json!({
+        "volumes": [{ "name": "short", "projected": { "sources": token } }],
+        "containers": [{ "name": "agent", "volumeMounts": mount }],
+    });
+    let patch = json!({ "spec": { "template": { "spec": pod } } }).to_string();
+    cluster.kubectl(&["-n", "gdr-system", "patch", "daemonset", "gdr-agent", "-p", &patch]);
+    cluster.kubectl(&["-n", "gdr-system", "rollout", "status", "daemonset/gdr-agent", "--timeout=90s"]);
+    let (agents, begun) = (agent_pods(cluster), Timestamp::now());
+    thread::sleep(LIFE + Duration::from_secs(60));
+    let asked = by_agents(cluster, begun);
+    for node in nodes {
+        let own: Vec<_> = asked.iter().filter(|request| request.node == node.name).collect();
+        let tokens: BTreeSet<&str> = own.iter().map(|request| request.token.as_str()).collect();
+        same(&tokens.len(), &2).unwrap_or_else(|error| panic!("{}: {error}: {own:#?}", node.name));
+        assert!(own.iter().all(|request| request.code < 400), "{own:#?}");
     }
     same(&agent_pods(cluster), &agents).expect("no agent was started again");
 }
