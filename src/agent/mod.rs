@@ -11,6 +11,6 @@ mod uevents;
 
 pub use lock::RunError;
 pub(crate) use pace::jittered;
-pub use publish::{AGENT_SOCKET, Published, REPORT_FILE};
+pub use publish::{AGENT_SOCKET, FirstCheck, Published, REPORT_FILE};
 pub use run::run;
 pub use socket::{ACCEPT, HISTORY, RECHECK, STATUS, ask};

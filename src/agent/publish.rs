@@ -31,6 +31,19 @@ pub struct Published {
     pub history: Arc<[Transition]>,
     /// Whether a check has finished in this boot, by this process or an earlier one.
     pub checked: bool,
+    /// This process's own first check.
+    pub first_check: FirstCheck,
+}
+
+/// How far an agent's own first check is. What an earlier agent of this boot found says nothing of how this one fares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstCheck {
+    /// It is due, or goes on.
+    Pending,
+    /// None comes by itself: the Node is paused, a change of its driver is under way, or checks are asked for.
+    NotDue,
+    /// It has finished.
+    Over,
 }
 
 /// Leaves the report where everybody on the node can read it.
@@ -83,6 +96,7 @@ impl Pending<'_> {
             listed: None,
             history: self.memory.history.iter().cloned().collect(),
             checked,
+            first_check: FirstCheck::Pending,
         }
     }
 }
@@ -103,5 +117,8 @@ pub(super) fn same(a: &Published, b: &Published) -> bool {
         }
         report
     };
-    a.devices == b.devices && a.listed == b.listed && a.checked == b.checked && timeless(a) == timeless(b)
+    a.devices == b.devices
+        && a.listed == b.listed
+        && (a.checked, a.first_check) == (b.checked, b.first_check)
+        && timeless(a) == timeless(b)
 }

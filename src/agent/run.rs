@@ -25,7 +25,7 @@ use super::{
     check::{self, Checked, Progress},
     lock::{RunError, io_error, only_one},
     pace,
-    publish::{Pending, Published, same, write_report},
+    publish::{FirstCheck, Pending, Published, same, write_report},
     sight::Sight,
     socket::{self, Done, Request},
     uevents::Uevents,

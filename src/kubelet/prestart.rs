@@ -126,6 +126,7 @@ mod tests {
             listed: None,
             history: Arc::default(),
             checked: true,
+            first_check: crate::agent::FirstCheck::Over,
         };
         let before = Before { machine: &machine, inventory: &inventory, config, state: &state };
         before.check(&[&Offer { id: device.id.clone(), device: &device, gpu: None, healthy: true }]).await

@@ -45,6 +45,7 @@ impl Node {
                 listed: Some(Vec::new()),
                 history: Arc::default(),
                 checked: true,
+                first_check: crate::agent::FirstCheck::Over,
             },
             resource: Resource::default(),
             before: Vec::new(),

@@ -90,6 +90,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        agent::FirstCheck,
         config::Span,
         report::{Reason, State},
         verdict::fixture::Scene,
@@ -99,7 +100,8 @@ mod tests {
         let mut report = Scene::new().report();
         (report.verdict.state, report.verdict.reason) = (state, Reason::PortDown);
         let history = Arc::from([]);
-        Arc::new(Published { report: Arc::new(report), devices: Vec::new(), listed: None, history, checked })
+        let (report, first_check) = (Arc::new(report), FirstCheck::Pending);
+        Arc::new(Published { report, devices: Vec::new(), listed: None, history, checked, first_check })
     }
 
     fn each_minute_has(waits: &[u64], minutes: Range<u64>, range: RangeInclusive<usize>) {

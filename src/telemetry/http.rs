@@ -7,7 +7,7 @@ use tokio::{net::TcpListener, sync::watch};
 
 use super::metrics::Metrics;
 use crate::{
-    agent::Published,
+    agent::{FirstCheck, Published},
     report::{Reason, State as NodeState, Who},
 };
 
@@ -52,25 +52,82 @@ async fn healthz(State(shared): State<Shared>) -> impl IntoResponse {
     }
 }
 
-/// The first check has finished, or there is nothing to do, and it is not the agent's own sandbox
-/// that kept it from checking. Never the verdict: a broken node must not stop a rollout.
 async fn readyz(State(shared): State<Shared>) -> impl IntoResponse {
-    let published = shared.state.borrow().clone();
-    let verdict = &published.report.verdict;
-    if !published.checked && verdict.state != NodeState::NotApplicable {
-        return (StatusCode::SERVICE_UNAVAILABLE, "no check has finished yet\n".to_owned());
-    }
-    let sandbox = published.report.findings.first().filter(|f| {
-        verdict.state == NodeState::Unknown
-            && f.who == Who::Agent
-            && !matches!(f.reason, Reason::ProbeTimeout | Reason::ProbeCrashed)
-    });
-    match sandbox {
-        Some(finding) => (StatusCode::SERVICE_UNAVAILABLE, format!("{}: {}\n", finding.reason, finding.message)),
+    let published = Arc::clone(&shared.state.borrow());
+    match keeps_from_checking(&published) {
+        Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
         None => (StatusCode::OK, "ok\n".to_owned()),
+    }
+}
+
+/// Why a rollout shall wait for this agent: its own first check has not finished, or its own sandbox kept it from
+/// checking. Never the verdict: a broken node must not stop a rollout; nor what an earlier agent found.
+fn keeps_from_checking(published: &Published) -> Option<String> {
+    let report = &published.report;
+    match published.first_check {
+        FirstCheck::NotDue => None,
+        FirstCheck::Pending => {
+            let has_work = report.verdict.state != NodeState::NotApplicable;
+            has_work.then(|| "no check has finished yet".to_owned())
+        }
+        FirstCheck::Over => {
+            let of_child = |reason| matches!(reason, Reason::ProbeTimeout | Reason::ProbeCrashed);
+            let sandbox = report.findings.first().filter(|f| f.who == Who::Agent && !of_child(f.reason));
+            let finding = sandbox.filter(|_| report.verdict.state == NodeState::Unknown)?;
+            Some(format!("{}: {}", finding.reason, finding.message))
+        }
     }
 }
 
 async fn text(State(shared): State<Shared>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], shared.metrics.text())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        report::{Finding, Severity},
+        verdict::fixture::Scene,
+    };
+
+    /// Whether a rollout waits for an agent that tells this.
+    fn waits(first_check: FirstCheck, state: NodeState, reason: Reason, who: Who) -> bool {
+        let mut report = Scene::new().report();
+        (report.verdict.state, report.verdict.reason) = (state, reason);
+        report.findings = vec![Finding {
+            reason,
+            who,
+            severity: Severity::Error,
+            gpus: Vec::new(),
+            hcas: Vec::new(),
+            method: None,
+            message: String::new(),
+            evidence: Vec::new(),
+            remedy: String::new(),
+        }];
+        let report = Arc::new(report);
+        let (devices, listed, history) = (Vec::new(), None, Arc::default());
+        keeps_from_checking(&Published { report, devices, listed, history, checked: true, first_check }).is_some()
+    }
+
+    #[test]
+    fn a_rollout_waits_for_the_agents_own_check_and_for_no_verdict() {
+        use FirstCheck::{NotDue, Over, Pending};
+        use NodeState::{Degraded, NotApplicable, NotReady, Ready, Unknown};
+        let shut = (Reason::UverbsPermission, Who::Agent);
+        for (first_check, state, (reason, who), wanted) in [
+            (Pending, Ready, (Reason::AllRailsVerified, Who::Node), true),
+            (Pending, NotApplicable, (Reason::NoGpu, Who::Node), false),
+            (NotDue, Unknown, shut, false), // an earlier agent's
+            (Over, Unknown, shut, true),
+            (Over, Degraded, shut, false),
+            (Over, Unknown, (Reason::ProbeTimeout, Who::Agent), false),
+            (Over, Unknown, (Reason::ProbeCrashed, Who::Agent), false),
+            (Over, Unknown, (Reason::CudaFailed, Who::Driver), false),
+            (Over, NotReady, (Reason::PortDown, Who::Hardware), false),
+        ] {
+            assert_eq!(waits(first_check, state, reason, who), wanted, "{first_check:?} {state} {reason}");
+        }
+    }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use gdr_agent::agent::Published;
 use gdr_agent::agent::check::{Progress, conclude, probe_all};
+use gdr_agent::agent::{FirstCheck, Published};
 use gdr_agent::config::{Config, Publish};
 use gdr_agent::node::{Publisher, publish};
 use gdr_agent::probe::Machine as _;
@@ -82,7 +82,8 @@ pub(crate) async fn published(dir: &Path, faults: &str, checked: bool) -> Arc<Pu
     };
     let stamp = Stamp { node: "scale", simulated: true, started_at: now, duration_ms: 1500 };
     let report = Arc::new(assessment.into_report(&inventory, &stamp));
-    Arc::new(Published { report, devices: Vec::new(), listed: None, history: Arc::from([]), checked })
+    let (history, first_check) = (Arc::from([]), FirstCheck::Over);
+    Arc::new(Published { report, devices: Vec::new(), listed: None, history, checked, first_check })
 }
 
 /// Publishers, one for each Node.

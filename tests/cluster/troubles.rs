@@ -249,9 +249,9 @@ fn storm(nodes: &[Node<'_>]) {
     }
     same(&agent_pods(cluster), &agents).expect("no agent was started again");
     // What was refused loses nothing of the node, so that it is not read again. A heartbeat is one request, a change a
-    // patch and its event; a row's patch may come again with a late event, and one was cut after it had come.
+    // patch and its event; after each of the storm's rows these may come again, and two were cut after they had come.
     let heartbeats = usize::try_from(started.elapsed().as_secs() / HEARTBEAT.as_secs()).expect("few");
-    let budget = heartbeats + 3 * 2 + 5 * 2 + 2;
+    let budget = heartbeats + 3 * 2 + 3 * 2 + 2;
     let asked = by_agents(cluster, begun);
     for node in nodes {
         let own: Vec<_> = asked.iter().filter(|request| request.node == node.name).collect();

@@ -9,10 +9,9 @@ use std::{
 
 use crate::support::{get, standins::Node};
 
-/// What it answers once a check has ended.
-fn readyz(faults: &str) -> (u16, String) {
-    let mut node = Node::new(1, 1);
-    node.order(faults);
+/// A node whose agent answers at this port.
+fn node() -> (Node, u16) {
+    let node = Node::new(1, 1);
     let plugins = node.home.path("device-plugins");
     fs::create_dir_all(&plugins).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -20,30 +19,49 @@ fn readyz(faults: &str) -> (u16, String) {
         "kubelet: {{ devicePlugins: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: \"127.0.0.1:{port}\" }}\n",
         plugins.display()
     ));
+    (node, port)
+}
+
+/// What it answers once its own check has ended; until then it is not ready.
+fn readyz(node: &mut Node, port: u16, faults: &str) -> (u16, String) {
+    node.order(faults);
     let _agent = node.run();
     let end = Instant::now() + Duration::from_secs(30);
     loop {
         assert!(Instant::now() < end, "no check ends");
-        thread::sleep(Duration::from_millis(50));
         let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) else { continue };
         let (status, body) = get(stream, "/readyz");
         if !body.contains("no check has finished yet") {
             return (status, body);
         }
+        assert_eq!(status, 503);
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
 fn a_sandbox_that_keeps_it_from_checking_is_not_ready() {
-    let (status, why) = readyz("ibv_open_device=code:1");
+    let (mut node, port) = node();
+    let (status, why) = readyz(&mut node, port, "ibv_open_device=code:1");
     assert_eq!(status, 503, "{why}");
     assert!(why.starts_with("UverbsPermission: "), "{why}");
+}
+
+/// As in a rollout: what the agent before it found keeps the Node's label, and says nothing of this one.
+#[test]
+fn an_earlier_agents_check_is_not_its_own() {
+    let (mut node, port) = node();
+    assert_eq!(readyz(&mut node, port, "").0, 200);
+    let (status, why) = readyz(&mut node, port, "ibv_open_device=code:1");
+    assert_eq!(status, 503, "{why}");
+    assert_eq!(readyz(&mut node, port, "").0, 200);
 }
 
 #[test]
 fn broken_hardware_stops_no_rollout() {
     for faults in ["", "cuInit=code:999", "ibv_reg_mr=code:14;ibv_reg_dmabuf_mr=code:14", "ibv_reg_mr=hang"] {
-        let (status, why) = readyz(faults);
+        let (mut node, port) = node();
+        let (status, why) = readyz(&mut node, port, faults);
         assert_eq!(status, 200, "{faults}: {why}");
     }
 }

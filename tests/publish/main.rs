@@ -8,6 +8,7 @@ mod tls;
 
 use std::{
     fs,
+    net::{TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     thread::{self, sleep},
     time::{Duration, Instant},
@@ -36,6 +37,7 @@ struct Agent {
     home: Home,
     server: Server,
     child: Option<Child>,
+    port: u16,
 }
 
 impl Drop for Agent {
@@ -54,10 +56,11 @@ impl Agent {
     /// Not started yet; `more` is further configuration.
     fn new(more: &str) -> Self {
         let home = Home::new();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         home.configure(&format!(
-            "resources: []\nhttp: {{ listen: null }}\nlog: {{ format: text }}\npolicy: {{ damping: {{ hold: 0s, rise: 1, fall: 1 }}, portGrace: 0s }}\n{more}\n"
+            "resources: []\nhttp: {{ listen: \"127.0.0.1:{port}\" }}\nlog: {{ format: text }}\npolicy: {{ damping: {{ hold: 0s, rise: 1, fall: 1 }}, portGrace: 0s }}\n{more}\n"
         ));
-        let agent = Self { home, server: Server::new(), child: None };
+        let agent = Self { home, server: Server::new(), child: None, port };
         agent.faults("");
         agent.server.kubeconfig(&agent.home.path("."), "first");
         agent
@@ -100,6 +103,11 @@ impl Agent {
     fn shows(&self, state: &str) -> Value {
         eventually(state, || self.label().filter(|label| label == state));
         self.node().unwrap()
+    }
+
+    /// Whether a rollout goes on.
+    fn is_ready(&self) -> bool {
+        TcpStream::connect(("127.0.0.1", self.port)).is_ok_and(|stream| support::get(stream, "/readyz").0 == 200)
     }
 
     /// When the last check began.
@@ -359,6 +367,7 @@ fn a_pause_is_heeded_by_the_next_agent_too() {
     agent.stop();
     agent.server.trouble("", &vec![Trouble::Status(503, Value::Null); 20]);
     agent.start();
+    eventually("no rollout waits for a check that is not due", || agent.is_ready().then_some(()));
     sleep(Duration::from_secs(3));
     assert_eq!(agent.last_check(), before, "no check while it is paused");
 }

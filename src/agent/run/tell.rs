@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::{Agent, Published, pace, same, write_report};
+use super::{Agent, FirstCheck, Published, pace, same, write_report};
 use crate::{
+    config::Interval,
     hardware::HcaFacts,
     kubelet::Device,
     report::HcaRole,
@@ -58,6 +59,7 @@ impl Agent {
             listed: self.checked.surroundings.listed.clone(),
             history: self.memory.history.iter().cloned().collect(),
             checked: self.checked_in_boot,
+            first_check: self.first_check(),
             report: Arc::new(report),
         };
         let differs = !same(&self.tell.borrow(), &published);
@@ -73,6 +75,16 @@ impl Agent {
             write_report(&self.run_dir, &published.report);
             self.memory.report = Some(published.report.as_ref().clone());
             self.save();
+        }
+    }
+
+    fn first_check(&self) -> FirstCheck {
+        if self.checked_here {
+            FirstCheck::Over
+        } else if self.context.config.check.interval == Interval::Never || self.is_resting(false) {
+            FirstCheck::NotDue
+        } else {
+            FirstCheck::Pending
         }
     }
 
