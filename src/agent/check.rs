@@ -38,6 +38,13 @@ impl Checked {
         Self { rows: inventory.gpus.iter().filter(|gpu| is_checked(gpu, config)).map(row).collect(), ..Self::default() }
     }
 
+    /// Whether it tried something, and learned nothing of any pair.
+    #[must_use]
+    pub fn saw_nothing(&self) -> bool {
+        let mut results = results(&self.rows).peekable();
+        results.peek().is_some() && results.all(|result| result.outcome == Outcome::Unknown)
+    }
+
     /// Whether a transfer went wrong in it.
     #[must_use]
     pub fn has_failed_transfer(&self) -> bool {

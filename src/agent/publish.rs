@@ -31,7 +31,7 @@ pub struct Published {
     pub history: Arc<[Transition]>,
     /// Whether a check has finished in this boot, by this process or an earlier one.
     pub checked: bool,
-    /// This process's own first check.
+    /// This process's own first check, and whether its last one saw anything.
     pub first_check: FirstCheck,
 }
 
@@ -44,6 +44,8 @@ pub enum FirstCheck {
     NotDue,
     /// It has finished.
     Over,
+    /// It has finished, and the last one came to nothing: what is told of the pairs is from earlier ones.
+    Blind,
 }
 
 /// Leaves the report where everybody on the node can read it.

@@ -70,10 +70,12 @@ fn keeps_from_checking(published: &Published) -> Option<String> {
             let has_work = report.verdict.state != NodeState::NotApplicable;
             has_work.then(|| "no check has finished yet".to_owned())
         }
-        FirstCheck::Over => {
+        FirstCheck::Over | FirstCheck::Blind => {
+            // What was known stays for some checks that see nothing.
+            let unseen = report.verdict.state == NodeState::Unknown || published.first_check == FirstCheck::Blind;
             let of_child = |reason| matches!(reason, Reason::ProbeTimeout | Reason::ProbeCrashed);
             let sandbox = report.findings.first().filter(|f| f.who == Who::Agent && !of_child(f.reason));
-            let finding = sandbox.filter(|_| report.verdict.state == NodeState::Unknown)?;
+            let finding = sandbox.filter(|_| unseen)?;
             Some(format!("{}: {}", finding.reason, finding.message))
         }
     }
@@ -113,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_rollout_waits_for_the_agents_own_check_and_for_no_verdict() {
-        use FirstCheck::{NotDue, Over, Pending};
+        use FirstCheck::{Blind, NotDue, Over, Pending};
         use NodeState::{Degraded, NotApplicable, NotReady, Ready, Unknown};
         let shut = (Reason::UverbsPermission, Who::Agent);
         for (first_check, state, (reason, who), wanted) in [
@@ -122,6 +124,9 @@ mod tests {
             (NotDue, Unknown, shut, false), // an earlier agent's
             (Over, Unknown, shut, true),
             (Over, Degraded, shut, false),
+            (Blind, Ready, shut, true),
+            (Blind, Ready, (Reason::ProbeTimeout, Who::Agent), false),
+            (Blind, Unknown, (Reason::DriverAbsent, Who::Driver), false),
             (Over, Unknown, (Reason::ProbeTimeout, Who::Agent), false),
             (Over, Unknown, (Reason::ProbeCrashed, Who::Agent), false),
             (Over, Unknown, (Reason::CudaFailed, Who::Driver), false),

@@ -159,6 +159,8 @@ fn from_install_to_uninstall() {
     same(&watch.values(), &vec!["ready True".to_owned()]).unwrap();
     same(&identity(&cluster, "training"), &before).unwrap();
 
+    a_bad_rollout_stops(&nodes);
+
     step("the API server never had to refuse the agent anything");
     same(&policy::refusals(&cluster), &Vec::new()).unwrap();
 
@@ -173,6 +175,7 @@ fn from_install_to_uninstall() {
     let uid = again.object()["metadata"]["uid"].clone();
     cluster.kubectl(&["delete", "node", "n2"]);
     again.kill_kubelet();
+    eventually("the kubelet has made it again", || cluster.try_run("kubectl", &["get", "node", "n2"]).map(drop));
     again.becomes("ready", 8);
     assert_ne!(again.object()["metadata"]["uid"], uid);
     same(&again.condition().expect("a condition")["status"], &json!("True")).unwrap();
@@ -287,6 +290,39 @@ fn agent_pods(cluster: &Cluster) -> Vec<(String, Value)> {
         .collect();
     pods.sort_by(|a, b| a.0.cmp(&b.0));
     pods
+}
+
+/// Agents whose sandbox lets them open no HCA are rolled out, one by one.
+fn a_bad_rollout_stops(nodes: &[Node<'_>; 2]) {
+    step("a rollout of agents that can't check stops at the first of them");
+    let cluster = nodes[0].cluster;
+    let before = agent_pods(cluster);
+    let profile = "apiVersion: gdr-agent/v1\nkind: Profile\nbase: hgx-h100\n\
+        faults: [{ outcome: unknown, step: ibv_open_device, code: EPERM (1) }]\n";
+    let shut = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "shut", "namespace": "gdr-system" },
+        "data": { "profile.yaml": profile },
+    });
+    cluster.apply("shut", &shut);
+    let volume = json!({ "name": "profile", "configMap": { "name": "shut" } });
+    let patch = json!({ "spec": {
+        "updateStrategy": { "rollingUpdate": { "maxUnavailable": 1 } },
+        "template": { "spec": { "volumes": [volume] } },
+    } });
+    cluster.kubectl(&["-n", "gdr-system", "patch", "daemonset", "gdr-agent", "-p", &patch.to_string()]);
+    let stands = || {
+        let pods = agent_pods(cluster);
+        let ready = &cluster.get(&["-n", "gdr-system", "daemonset", "gdr-agent"])["status"]["numberReady"];
+        let old = before.iter().filter(|pod| pods.contains(pod)).count();
+        same(&(pods.len(), old, ready), &(2, 1, &json!(1)))
+    };
+    eventually("one agent is a new one, and not ready", stands);
+    thread::sleep(Duration::from_secs(15)); // the next would have had its turn
+    stands().expect("the rollout stands");
+    helm(cluster, "upgrade", &["--set", "config.publish.heartbeat=10s", "--force-conflicts"]);
+    for node in nodes {
+        node.becomes("ready", 8);
+    }
 }
 
 /// Takes the agents off all nodes, or lets them come back.

@@ -80,7 +80,7 @@ impl Agent {
 
     fn first_check(&self) -> FirstCheck {
         if self.checked_here {
-            FirstCheck::Over
+            if self.checked.saw_nothing() { FirstCheck::Blind } else { FirstCheck::Over }
         } else if self.context.config.check.interval == Interval::Never || self.is_resting(false) {
             FirstCheck::NotDue
         } else {
