@@ -5,7 +5,7 @@ mod support;
 
 use std::{
     fs,
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     path::Path,
     process::{Command, Stdio},
     thread::sleep,
@@ -39,8 +39,7 @@ struct Agent<'h> {
 
 impl<'h> Agent<'h> {
     fn start(home: &'h Home, profile: &str) -> Self {
-        // Free a moment ago; the agent tries again where somebody else was faster.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = support::free_port();
         let plugins = home.path("device-plugins");
         fs::create_dir_all(&plugins).unwrap();
         home.configure(&format!(

@@ -35,6 +35,21 @@ pub struct Published {
     pub first_check: FirstCheck,
 }
 
+#[cfg(test)]
+impl Published {
+    /// What an agent tells that has checked; nothing of devices.
+    pub(crate) fn of(report: Report) -> Self {
+        Self {
+            report: Arc::new(report),
+            devices: Vec::new(),
+            listed: None,
+            history: Arc::default(),
+            checked: true,
+            first_check: FirstCheck::Over,
+        }
+    }
+}
+
 /// How far an agent's own first check is. What an earlier agent of this boot found says nothing of how this one fares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirstCheck {

@@ -105,8 +105,6 @@ fn refusal(hca: &HcaFacts, findings: &[Finding]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::{kubelet::Device, simulate::SimulatedMachine, verdict::fixture::Scene};
 
@@ -120,14 +118,7 @@ mod tests {
         let inventory = machine.inventory();
         let hca = inventory.hcas[0].clone();
         let device = Device { id: hca.key(), hca, rail: true, healthy: true, also_in: None };
-        let state = Published {
-            report: Arc::new(Scene::new().report()),
-            devices: Vec::new(),
-            listed: None,
-            history: Arc::default(),
-            checked: true,
-            first_check: crate::agent::FirstCheck::Over,
-        };
+        let state = Published::of(Scene::new().report());
         let before = Before { machine: &machine, inventory: &inventory, config, state: &state };
         before.check(&[&Offer { id: device.id.clone(), device: &device, gpu: None, healthy: true }]).await
     }

@@ -39,14 +39,7 @@ impl Node {
             |hca: &HcaFacts| Device { id: hca.key(), hca: hca.clone(), rail: true, healthy: true, also_in: None };
         let devices = hcas.iter().map(device).collect();
         Self {
-            state: Published {
-                report: Arc::new(scene.report()),
-                devices,
-                listed: Some(Vec::new()),
-                history: Arc::default(),
-                checked: true,
-                first_check: crate::agent::FirstCheck::Over,
-            },
+            state: Published { devices, listed: Some(Vec::new()), ..Published::of(scene.report()) },
             resource: Resource::default(),
             before: Vec::new(),
             hcas,

@@ -90,7 +90,6 @@ mod tests {
 
     use super::*;
     use crate::{
-        agent::FirstCheck,
         config::Span,
         report::{Reason, State},
         verdict::fixture::Scene,
@@ -99,9 +98,7 @@ mod tests {
     fn told(state: State, checked: bool) -> Arc<Published> {
         let mut report = Scene::new().report();
         (report.verdict.state, report.verdict.reason) = (state, Reason::PortDown);
-        let history = Arc::from([]);
-        let (report, first_check) = (Arc::new(report), FirstCheck::Pending);
-        Arc::new(Published { report, devices: Vec::new(), listed: None, history, checked, first_check })
+        Arc::new(Published { checked, ..Published::of(report) })
     }
 
     fn each_minute_has(waits: &[u64], minutes: Range<u64>, range: RangeInclusive<usize>) {

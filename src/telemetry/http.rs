@@ -70,12 +70,11 @@ fn keeps_from_checking(published: &Published) -> Option<String> {
             let has_work = report.verdict.state != NodeState::NotApplicable;
             has_work.then(|| "no check has finished yet".to_owned())
         }
+        FirstCheck::Over if report.verdict.state != NodeState::Unknown => None,
+        // What was known stays for some checks that see nothing.
         FirstCheck::Over | FirstCheck::Blind => {
-            // What was known stays for some checks that see nothing.
-            let unseen = report.verdict.state == NodeState::Unknown || published.first_check == FirstCheck::Blind;
             let of_child = |reason| matches!(reason, Reason::ProbeTimeout | Reason::ProbeCrashed);
-            let sandbox = report.findings.first().filter(|f| f.who == Who::Agent && !of_child(f.reason));
-            let finding = sandbox.filter(|_| unseen)?;
+            let finding = report.findings.first().filter(|f| f.who == Who::Agent && !of_child(f.reason))?;
             Some(format!("{}: {}", finding.reason, finding.message))
         }
     }
@@ -89,28 +88,16 @@ async fn text(State(shared): State<Shared>) -> impl IntoResponse {
 mod tests {
     use super::*;
     use crate::{
-        report::{Finding, Severity},
-        verdict::fixture::Scene,
+        report::Finding,
+        verdict::fixture::{Scene, finding},
     };
 
     /// Whether a rollout waits for an agent that tells this.
     fn waits(first_check: FirstCheck, state: NodeState, reason: Reason, who: Who) -> bool {
         let mut report = Scene::new().report();
         (report.verdict.state, report.verdict.reason) = (state, reason);
-        report.findings = vec![Finding {
-            reason,
-            who,
-            severity: Severity::Error,
-            gpus: Vec::new(),
-            hcas: Vec::new(),
-            method: None,
-            message: String::new(),
-            evidence: Vec::new(),
-            remedy: String::new(),
-        }];
-        let report = Arc::new(report);
-        let (devices, listed, history) = (Vec::new(), None, Arc::default());
-        keeps_from_checking(&Published { report, devices, listed, history, checked: true, first_check }).is_some()
+        report.findings = vec![Finding { who, ..finding(reason) }];
+        keeps_from_checking(&Published { first_check, ..Published::of(report) }).is_some()
     }
 
     #[test]

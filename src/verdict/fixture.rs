@@ -5,12 +5,13 @@ use jiff::Timestamp;
 use super::{Assessment, Input, assess, remember};
 use crate::{
     config::Config,
+    diagnosis::entry,
     hardware::{BareFunction, Inventory, Surroundings},
     probe::{
         GpuAnswer, HcaAnswer, Limits, Machine, Row, Rows, Step,
         protocol::{End, Stopped},
     },
-    report::{Code, Method, MethodResult, NodeView, Outcome},
+    report::{Code, Finding, Method, MethodResult, NodeView, Outcome, Reason, Severity},
     simulate::SimulatedMachine,
     store::Memory,
 };
@@ -163,6 +164,21 @@ impl Scene {
 
 pub(crate) fn result(outcome: Outcome, step: Option<Step>, code: Option<Code>) -> MethodResult {
     MethodResult { outcome, step: step.map(|s| s.to_string()), code, duration_us: 1, mr: None, loopback: None }
+}
+
+/// An error of no device, whose reason says who must act.
+pub(crate) fn finding(reason: Reason) -> Finding {
+    Finding {
+        reason,
+        severity: Severity::Error,
+        who: entry(reason).who,
+        gpus: Vec::new(),
+        hcas: Vec::new(),
+        method: None,
+        message: String::new(),
+        evidence: Vec::new(),
+        remedy: String::new(),
+    }
 }
 
 /// A registration that answered an errno.

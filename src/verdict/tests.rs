@@ -6,13 +6,13 @@ use proptest::prelude::*;
 use super::{
     accept,
     damping::{Seen, step},
-    fixture::{Scene, bare, refused, result, unsupported},
+    fixture::{Scene, bare, finding, refused, result, unsupported},
 };
 use crate::{
     config::{Config, Pairs, Selector, Span},
     diagnosis::entry,
     probe::Step,
-    report::{Finding, HcaRole, Method, Outcome, Reason, Severity, State, Transport, Verdict},
+    report::{HcaRole, Method, Outcome, Reason, Severity, State, Transport, Verdict},
     store::Damping,
 };
 
@@ -424,17 +424,7 @@ mod damping {
         fn sees_reason(&mut self, second: i64, by: By, state: State, reason: Reason, published: State) {
             let now = self.start + SignedDuration::from_secs(second);
             let verdict = Verdict { state, reason, message: String::new(), since: now, damped: false };
-            let finding = Finding {
-                reason,
-                severity: Severity::Error,
-                who: entry(reason).who,
-                gpus: Vec::new(),
-                hcas: Vec::new(),
-                method: None,
-                message: String::new(),
-                evidence: Vec::new(),
-                remedy: String::new(),
-            };
+            let finding = finding(reason);
             let full_check = matches!(by, Check);
             let seen = Seen { verdict: &verdict, findings: &[finding], full_check, now };
             let next = step(&mut self.memory, &self.config.policy, &seen);

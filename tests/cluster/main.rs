@@ -305,11 +305,8 @@ fn a_bad_rollout_stops(nodes: &[Node<'_>; 2]) {
     });
     cluster.apply("shut", &shut);
     let volume = json!({ "name": "profile", "configMap": { "name": "shut" } });
-    let patch = json!({ "spec": {
-        "updateStrategy": { "rollingUpdate": { "maxUnavailable": 1 } },
-        "template": { "spec": { "volumes": [volume] } },
-    } });
-    cluster.kubectl(&["-n", "gdr-system", "patch", "daemonset", "gdr-agent", "-p", &patch.to_string()]);
+    let one_by_one = json!({ "rollingUpdate": { "maxUnavailable": 1 } });
+    patch_agents(cluster, &json!({ "updateStrategy": one_by_one, "template": { "spec": { "volumes": [volume] } } }));
     let stands = || {
         let pods = agent_pods(cluster);
         let ready = &cluster.get(&["-n", "gdr-system", "daemonset", "gdr-agent"])["status"]["numberReady"];
@@ -328,7 +325,12 @@ fn a_bad_rollout_stops(nodes: &[Node<'_>; 2]) {
 /// Takes the agents off all nodes, or lets them come back.
 fn agents_go(cluster: &Cluster, away: bool) {
     let selector = json!({ "nowhere": away.then_some("at-all") });
-    let patch = json!({ "spec": { "template": { "spec": { "nodeSelector": selector } } } }).to_string();
+    patch_agents(cluster, &json!({ "template": { "spec": { "nodeSelector": selector } } }));
+}
+
+/// Changes the agents' pods behind the chart's back.
+fn patch_agents(cluster: &Cluster, spec: &Value) {
+    let patch = json!({ "spec": spec }).to_string();
     cluster.kubectl(&["-n", "gdr-system", "patch", "daemonset", "gdr-agent", "-p", &patch]);
 }
 

@@ -12,7 +12,7 @@ use crate::audit::{Asked, asked};
 use crate::cluster::{Cluster, eventually, same};
 use crate::node::{Node, STATE};
 use crate::proxy::{Met, PORT, Proxy, Trouble, Weather};
-use crate::{agent_pods, helm, image, policy, port_down, rights, step};
+use crate::{agent_pods, helm, image, patch_agents, policy, port_down, rights, step};
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const SETTINGS: &[&str] = &["--set", "config.publish.heartbeat=10s,config.check.interval=10s"];
@@ -55,7 +55,7 @@ fn steady_state(nodes: &[Node<'_>]) {
     thread::sleep(6 * HEARTBEAT);
     let requests = by_agents(nodes[0].cluster, start);
     for node in nodes {
-        let own: Vec<_> = requests.iter().filter(|request| request.node == node.name).collect();
+        let own = of_node(&requests, node.name);
         assert!(own.iter().all(|request| request.what == "patch nodes/status"), "{own:#?}");
         for pair in own.windows(2) {
             let apart = pair[1].at - pair[0].at;
@@ -116,14 +116,13 @@ fn tokens_grow_old() {
         "volumes": [{ "name": "short", "projected": { "sources": token } }],
         "containers": [{ "name": "agent", "volumeMounts": mount }],
     });
-    let patch = json!({ "spec": { "template": { "spec": pod } } }).to_string();
-    cluster.kubectl(&["-n", "gdr-system", "patch", "daemonset", "gdr-agent", "-p", &patch]);
-    cluster.kubectl(&["-n", "gdr-system", "rollout", "status", "daemonset/gdr-agent", "--timeout=90s"]);
+    patch_agents(cluster, &json!({ "template": { "spec": pod } }));
+    rolled_out(cluster);
     let (agents, begun) = (agent_pods(cluster), Timestamp::now());
     thread::sleep(LIFE + Duration::from_secs(60));
     let asked = by_agents(cluster, begun);
     for name in ["n1", "n2"] {
-        let own: Vec<_> = asked.iter().filter(|request| request.node == name).collect();
+        let own = of_node(&asked, name);
         let tokens: BTreeSet<&str> = own.iter().map(|request| request.token.as_str()).collect();
         same(&tokens.len(), &2).unwrap_or_else(|error| panic!("{name}: {error}: {own:#?}"));
         assert!(own.iter().all(|request| request.code < 400), "{own:#?}");
@@ -190,7 +189,7 @@ fn storm(nodes: &[Node<'_>]) {
     let proxy = Proxy::start(cluster);
     let port = format!("KUBERNETES_SERVICE_PORT={PORT}");
     cluster.kubectl(&["-n", "gdr-system", "set", "env", "daemonset/gdr-agent", &port]);
-    cluster.kubectl(&["-n", "gdr-system", "rollout", "status", "daemonset/gdr-agent", "--timeout=90s"]);
+    rolled_out(cluster);
     for node in nodes {
         eventually("the agent is a client of the proxy", || {
             if proxy.connections(node.name) > 0 { Ok(()) } else { Err("none".to_owned()) }
@@ -258,7 +257,7 @@ fn storm(nodes: &[Node<'_>]) {
     let budget = heartbeats + 3 * 2 + 3 * 2 + 2;
     let asked = by_agents(cluster, begun);
     for node in nodes {
-        let own: Vec<_> = asked.iter().filter(|request| request.node == node.name).collect();
+        let own = of_node(&asked, node.name);
         assert!(own.len() <= budget, "{}: {} instead of {budget}: {own:#?}", node.name, own.len());
         let read = own.iter().filter(|request| request.what == "get nodes").count();
         same(&read, &0).unwrap_or_else(|error| panic!("{}: {error}: {own:#?}", node.name));
@@ -268,6 +267,14 @@ fn storm(nodes: &[Node<'_>]) {
 
 fn by_agents(cluster: &Cluster, since: Timestamp) -> Vec<Asked> {
     asked(cluster.state(), since).into_iter().filter(|asked| asked.by_agent).collect()
+}
+
+fn of_node<'a>(asked: &'a [Asked], name: &str) -> Vec<&'a Asked> {
+    asked.iter().filter(|request| request.node == name).collect()
+}
+
+fn rolled_out(cluster: &Cluster) {
+    cluster.kubectl(&["-n", "gdr-system", "rollout", "status", "daemonset/gdr-agent", "--timeout=90s"]);
 }
 
 /// Waits until so many requests of this weather have met what they meet.

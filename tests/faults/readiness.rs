@@ -2,19 +2,19 @@
 
 use std::{
     fs,
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     thread,
     time::{Duration, Instant},
 };
 
-use crate::support::{get, standins::Node};
+use crate::support::{free_port, get, standins::Node};
 
 /// A node whose agent answers at this port.
 fn node() -> (Node, u16) {
     let node = Node::new(1, 1);
     let plugins = node.home.path("device-plugins");
     fs::create_dir_all(&plugins).unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     node.home.configure(&format!(
         "kubelet: {{ devicePlugins: '{}' }}\npublish: {{ mode: none }}\nhttp: {{ listen: \"127.0.0.1:{port}\" }}\n",
         plugins.display()
@@ -29,13 +29,13 @@ fn readyz(node: &mut Node, port: u16, faults: &str) -> (u16, String) {
     let end = Instant::now() + Duration::from_secs(30);
     loop {
         assert!(Instant::now() < end, "no check ends");
+        thread::sleep(Duration::from_millis(10));
         let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) else { continue };
         let (status, body) = get(stream, "/readyz");
         if !body.contains("no check has finished yet") {
             return (status, body);
         }
         assert_eq!(status, 503);
-        thread::sleep(Duration::from_millis(10));
     }
 }
 

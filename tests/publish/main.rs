@@ -8,7 +8,7 @@ mod tls;
 
 use std::{
     fs,
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::{Child, Command, Stdio},
     thread::{self, sleep},
     time::{Duration, Instant},
@@ -56,7 +56,7 @@ impl Agent {
     /// Not started yet; `more` is further configuration.
     fn new(more: &str) -> Self {
         let home = Home::new();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = support::free_port();
         home.configure(&format!(
             "resources: []\nhttp: {{ listen: \"127.0.0.1:{port}\" }}\nlog: {{ format: text }}\npolicy: {{ damping: {{ hold: 0s, rise: 1, fall: 1 }}, portGrace: 0s }}\n{more}\n"
         ));

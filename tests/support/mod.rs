@@ -7,7 +7,7 @@ pub(crate) mod topology;
 use std::{
     fs,
     io::{Read, Write},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process,
@@ -130,6 +130,11 @@ impl Ran {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {}\n{}", self.out, self.err))
     }
+}
+
+/// A port that was free a moment ago; an agent tries again where somebody else was faster.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Status and body of an HTTP answer.
