@@ -14,8 +14,12 @@ mod pairs;
 mod properties_tests;
 mod roles;
 #[cfg(test)]
+mod selectors_tests;
+#[cfg(test)]
 mod spared_tests;
 mod state;
+#[cfg(test)]
+mod state_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

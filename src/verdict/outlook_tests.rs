@@ -299,20 +299,3 @@ fn what_was_published_under_another_driver_is_not_known_any_more() {
     forget_another_driver(&mut scene.memory, &scene.inventory);
     assert!(scene.memory.damping.published.is_none());
 }
-
-#[test]
-fn gpus_are_selected_by_what_gpus_have() {
-    use crate::{config::Selector, report::GpuRole};
-    let roles = |selector: Selector| {
-        let mut scene = Scene::new();
-        scene.config.check.select.gpus = vec![selector];
-        let gpus = scene.assess().gpus;
-        gpus.iter().filter(|gpu| gpu.role == GpuRole::Eligible).count()
-    };
-    let pci = "0000:1b:00.0".parse().ok();
-    assert_eq!(roles(Selector { pci, ..Selector::default() }), 1);
-    assert_eq!(roles(Selector { name: Some("*H100*".into()), ..Selector::default() }), 8);
-    assert_eq!(roles(Selector { name: Some("*A100*".into()), ..Selector::default() }), 0);
-    assert_eq!(roles(Selector { device: Some("0x2330".into()), ..Selector::default() }), 8);
-    assert_eq!(roles(Selector { driver: Some("vfio-pci".into()), ..Selector::default() }), 0);
-}

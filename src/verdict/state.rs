@@ -100,9 +100,9 @@ fn is_excused(view: &View<'_>, gpu: &Gpu) -> bool {
     view.facts.outlook.met == Some(true) && gpu.role == GpuRole::Eligible && gpu.served == Some(false) && !broken()
 }
 
-/// Whether what is wrong is no more than a driver that has not finished loading explains, and the
-/// machine has booted, or its driver was unloaded, lately, or a change is under way: an absent driver, module or RDMA device, a fabric manager that is not
-/// up, or a port that was not ACTIVE since boot.
+/// Whether what is wrong is no more than a driver that has not finished loading explains, and the machine has booted,
+/// or its driver was unloaded, lately, or a change is under way: an absent driver, module or RDMA device, a fabric
+/// manager that is not up, or a port that was not ACTIVE since boot.
 fn is_settling(view: &View<'_>, reason: Reason) -> bool {
     let settle = view.facts.config.policy.settle.signed();
     let since = [view.facts.inventory.booted_at, view.memory.driver_changed_at];
@@ -118,21 +118,31 @@ fn is_settling(view: &View<'_>, reason: Reason) -> bool {
             | Reason::UverbsNotLoaded
             | Reason::NoRdmaDevices
             | Reason::RdmaModuleMissing
-            | Reason::PeermemNotLoaded
-            | Reason::PeermemModuleMissing
-            | Reason::PeermemSymbolMismatch
-            | Reason::KernelLacksPeerMemory
             | Reason::FabricManagerDown
             | Reason::RailMissing => true,
-            // Lasting, but harmless as soon as the module is there.
-            Reason::DmabufClosedModule | Reason::DmabufVerbUnsupported => {
-                errors().any(|other| other.reason == Reason::PeermemNotLoaded)
-            }
+            peermem if awaits_peermem(peermem) => true,
+            // Lasting, but harmless as soon as the other module is there.
+            Reason::DmabufClosedModule
+            | Reason::DmabufVerbUnsupported
+            | Reason::KernelWithoutP2pdma
+            | Reason::KernelWithoutOdp => errors().any(|other| awaits_peermem(other.reason)),
             Reason::PortDown => f.hcas.iter().all(|name| {
                 view.facts.inventory.hca(name).is_some_and(|h| !view.memory.active_in_boot.contains(&h.key()))
             }),
             _ => false,
         })
+}
+
+/// Whether a module for peermem is what is missing, whatever keeps it from being loaded so far.
+const fn awaits_peermem(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::PeermemNotLoaded
+            | Reason::PeermemModuleMissing
+            | Reason::PeermemSymbolMismatch
+            | Reason::KernelLacksPeerMemory
+            | Reason::EfaPeermemMissing
+    )
 }
 
 /// Whether a pair is open for no other cause than that a method that counts was skipped.

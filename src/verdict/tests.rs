@@ -104,6 +104,8 @@ mod table {
         }
         assert_eq!(judged(&scene), (State::NotReady, Reason::NotConfigured));
         assert!(scene.assess().findings.iter().all(|f| f.severity == Severity::Info));
+        scene.finish_check();
+        assert_eq!(judged(&scene).1, Reason::NotConfigured, "a check in which nothing worked makes it no fault");
         scene.inventory.hcas[0].ports[0].rate_gbps = Some(400.0.into());
         assert_eq!(judged(&scene), (State::NotReady, Reason::PeermemNotLoaded), "nobody buys that for nothing");
     }
