@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::{Assessment, Input, assess, remember};
+use super::{Assessment, Input, assess, damping, take_in};
 use crate::{
     config::Config,
     diagnosis::entry,
@@ -11,7 +11,7 @@ use crate::{
         GpuAnswer, HcaAnswer, Limits, Machine, Row, Rows, Step,
         protocol::{End, Stopped},
     },
-    report::{Code, Finding, Method, MethodResult, NodeView, Outcome, Reason, Severity},
+    report::{Code, Finding, Method, MethodResult, NodeView, Outcome, Reason, Severity, State, Verdict},
     simulate::SimulatedMachine,
     store::Memory,
 };
@@ -24,6 +24,7 @@ pub(crate) struct Scene {
     pub(crate) config: Config,
     pub(crate) node: Option<NodeView>,
     pub(crate) checked: bool,
+    pub(crate) now: Timestamp,
 }
 
 impl Scene {
@@ -42,6 +43,7 @@ impl Scene {
             config: Config::default(),
             node: None,
             checked: true,
+            now: Timestamp::UNIX_EPOCH,
         };
         scene.verify_all();
         scene
@@ -142,23 +144,49 @@ impl Scene {
     }
 
     pub(crate) fn assess(&self) -> Assessment {
+        self.assess_with(&self.memory)
+    }
+
+    fn assess_with(&self, memory: &Memory) -> Assessment {
         assess(&Input {
             inventory: &self.inventory,
             surroundings: &self.surroundings,
             rows: &self.rows,
-            memory: &self.memory,
+            memory,
             config: &self.config,
             node: self.node.as_ref(),
             checked: self.checked,
-            now: Timestamp::UNIX_EPOCH,
+            now: self.now,
         })
     }
 
     /// Assesses and remembers, as the agent does at the end of a check.
     pub(crate) fn finish_check(&mut self) -> Assessment {
-        let assessment = self.assess();
-        remember(&mut self.memory, &self.inventory, &assessment, Timestamp::UNIX_EPOCH);
-        assessment
+        self.publish(true).0
+    }
+
+    /// With what is published then, after a look or a check.
+    pub(crate) fn publish(&mut self, full_check: bool) -> (Assessment, Verdict) {
+        let mut memory = self.memory.clone();
+        let (assessment, full_check) =
+            take_in(&mut memory, &self.inventory, full_check, self.now, |memory| self.assess_with(memory));
+        let (verdict, findings) = (&assessment.verdict, &assessment.findings);
+        let seen = damping::Seen { verdict, findings, full_check, now: self.now };
+        let published = damping::step(&mut memory.damping, &self.config.policy, &seen);
+        self.memory = memory;
+        (assessment, published)
+    }
+
+    /// The state that is published after a check in that second.
+    pub(crate) fn check_at(&mut self, second: i64) -> State {
+        self.now = Timestamp::from_second(second).unwrap();
+        self.publish(true).1.state
+    }
+
+    /// The state that is published after a look in that second.
+    pub(crate) fn look_at(&mut self, second: i64) -> State {
+        self.now = Timestamp::from_second(second).unwrap();
+        self.publish(false).1.state
     }
 }
 

@@ -4,6 +4,8 @@ pub mod damping;
 pub mod devices;
 #[cfg(test)]
 pub(crate) mod fixture;
+#[cfg(test)]
+mod histories_tests;
 mod links;
 mod nearest;
 mod outlook;
@@ -77,10 +79,29 @@ pub struct Assessment {
 }
 
 /// Takes what a finished check found into memory, before the next one is assessed.
-pub fn remember(memory: &mut Memory, inventory: &Inventory, assessment: &Assessment, now: Timestamp) {
+fn remember(memory: &mut Memory, inventory: &Inventory, assessment: &Assessment, now: Timestamp) {
     pairs::remember(memory, inventory, &assessment.pairs, &assessment.findings, now);
     roles::remember(memory, inventory, &assessment.gpus);
     outlook::remember(memory, inventory, &assessment.pairs);
+}
+
+/// Takes in a look, or the end of a check, and answers what it comes to, and whether it counts as a check that saw
+/// that itself: an outcome that is carried from an earlier one never counts again. `assess`: what follows from what
+/// was seen and a memory.
+pub fn take_in(
+    memory: &mut Memory,
+    inventory: &Inventory,
+    full_check: bool,
+    now: Timestamp,
+    assess: impl Fn(&Memory) -> Assessment,
+) -> (Assessment, bool) {
+    let assessment = assess(memory);
+    if !full_check {
+        return (assessment, false);
+    }
+    remember(memory, inventory, &assessment, now);
+    let saw_itself = assess(&memory.without_outcomes()).verdict.state == assessment.verdict.state;
+    (assessment, saw_itself)
 }
 
 /// Draws all conclusions.

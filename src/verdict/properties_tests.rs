@@ -5,13 +5,16 @@ use proptest::prelude::*;
 
 use super::{
     damping::{Seen, step},
-    fixture::{Scene, refused, result, unknown, unsupported},
+    fixture::{Scene, bare, refused, result, unknown, unsupported},
+    note_driver, outlook,
 };
 use crate::{
-    config::Policy,
-    probe::Step,
-    report::{Method, MethodResult, Outcome, Reason, State, Verdict},
-    store::Damping,
+    config::{Expect, Policy},
+    hardware::Away,
+    probe::{Step, protocol::End},
+    report::{HcaRole, Method, MethodResult, NodeView, Outcome, Reason, State, Verdict},
+    store::{Damping, Store},
+    usage::Spared,
 };
 
 /// One look or check: how many seconds later, and what was seen.
@@ -43,10 +46,18 @@ fn says_nothing(state: State) -> bool {
 
 /// What is published after each.
 fn published(looks: &[Look], policy: &Policy) -> Vec<(Timestamp, State)> {
+    published_by_agents(looks, policy, usize::MAX)
+}
+
+/// By an agent, and from that look on by the next one, which has what the store kept.
+fn published_by_agents(looks: &[Look], policy: &Policy, next_from: usize) -> Vec<(Timestamp, State)> {
     let mut memory = Damping::default();
     let mut now = Timestamp::from_second(1_800_000_000).unwrap();
     let mut out = Vec::new();
-    for (seconds, full_check, state) in looks {
+    for (n, (seconds, full_check, state)) in looks.iter().enumerate() {
+        if n == next_from {
+            memory = serde_json::from_str(&serde_json::to_string(&memory).unwrap()).unwrap();
+        }
         now += SignedDuration::from_secs(i64::from(*seconds));
         // Neither a port nor anything that lasts, which have clocks of their own.
         let verdict =
@@ -107,12 +118,57 @@ proptest! {
     }
 
     #[test]
-    fn the_same_history_gives_the_same_state(looks in looks()) {
-        prop_assert_eq!(published(&looks, &Policy::default()), published(&looks, &Policy::default()));
+    fn the_same_history_gives_the_same_state_whoever_saw_it(looks in looks(), next_from in 0..60_usize) {
+        let policy = Policy::default();
+        prop_assert_eq!(published_by_agents(&looks, &policy, next_from), published(&looks, &policy));
     }
 
-    /// Of two GPUs and two HCAs every combination of outcomes, ports and circumstances has a state, and
-    /// `ready` only what is.
+    /// Checks, jobs, silent GPUs, agents, drivers and boots that come and go: `ready` is only what a check found with
+    /// this driver in this boot.
+    #[test]
+    fn nothing_is_ready_that_was_not_seen_in_these_circumstances(events in prop::collection::vec(0..9_u8, 1..40)) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::new(folder.path(), false);
+        let mut scene = Scene::new();
+        scene.inventory.boot_id = "0".into();
+        let (mut second, mut driver, mut proven) = (0, 0, false);
+        for event in events {
+            second += 400;
+            scene.now = Timestamp::from_second(second).unwrap();
+            match event {
+                0..=2 => {
+                    scene.verify_all();
+                    proven = true;
+                }
+                3 => (0..8).for_each(|gpu| scene.busy(gpu)),
+                4 => (0..8).for_each(|gpu| scene.silent(gpu)),
+                5 => (0..8).for_each(|gpu| scene.set_both(gpu, gpu, &refused(Step::RegMr, 12))),
+                6 => {
+                    let before = scene.inventory.clone();
+                    driver += 1;
+                    scene.inventory.nvidia.as_mut().unwrap().version = format!("{driver}");
+                    note_driver(&mut scene.memory, &before, &scene.inventory, scene.now);
+                    (0..8).for_each(|gpu| scene.busy(gpu));
+                    proven = false;
+                }
+                _ => {
+                    if event == 7 {
+                        scene.inventory.boot_id = format!("{second}");
+                        proven = false;
+                    }
+                    // The next agent goes on from what is stored.
+                    store.save(&scene.memory).unwrap();
+                    scene.memory = store.load(&scene.inventory.boot_id);
+                    (0..8).for_each(|gpu| scene.busy(gpu));
+                }
+            }
+            let shown = scene.publish(true).1.state;
+            prop_assert!(shown != State::Ready || proven, "after {event}");
+        }
+    }
+
+    /// Of two GPUs and two HCAs every combination of outcomes, ports and circumstances has a state, and `ready` only what
+    /// is: while nobody asked for a pause, and with as much as there should be.
     #[test]
     fn ready_is_only_what_is_verified(
         outcomes in prop::collection::vec(0..5_u8, 8),
@@ -120,9 +176,16 @@ proptest! {
         active in prop::collection::vec(any::<bool>(), 2),
         checked in any::<bool>(),
         driver in any::<bool>(),
+        around in prop::collection::vec(prop::bool::weighted(0.2), 10),
     ) {
         let mut scene = Scene::new();
         scene.truncate(2, 2);
+        let around: [bool; 10] = around.try_into().unwrap();
+        let [lost, mig, away, function, more_before, expected, paused, changing, booted, shut] = around;
+        if more_before {
+            let more = Scene::new();
+            outlook::remember(&mut scene.memory, &more.inventory, &[]);
+        }
         scene.checked = checked;
         for (n, outcome) in outcomes.iter().enumerate() {
             let method = [Method::DmaBuf, Method::Peermem][n % 2];
@@ -138,13 +201,36 @@ proptest! {
         if !driver {
             scene.inventory.nvidia = None;
         }
+        scene.inventory.gpus[0].lost = lost;
+        if mig {
+            scene.stop(1, Step::NvmlMode, End::Spared(Spared::Mig), Outcome::Skipped);
+        }
+        scene.inventory.hcas[0].away = away.then_some(Away::Device);
+        if function {
+            scene.inventory.bare_functions = vec![bare("0000:f0:00.0")];
+        }
+        if expected {
+            scene.config.policy.expect = vec![Expect { gpus: Some(2), rails: Some(2), ..Expect::default() }];
+        }
+        let paused_until = paused.then(|| scene.now + SignedDuration::from_secs(1));
+        let change_under_way = changing.then(|| "x".to_owned());
+        scene.node = Some(NodeView { paused_until, change_under_way, ..NodeView::default() });
+        scene.inventory.booted_at = booted.then_some(scene.now);
+        if shut {
+            (0..2).for_each(|gpu| scene.set_both(gpu, 1, &unknown(Step::Open, Some(1))));
+        }
         let assessment = scene.assess();
-        if assessment.verdict.state == State::Ready {
-            prop_assert!(checked);
+        let state = assessment.verdict.state;
+        prop_assert!(!paused || !matches!(state, State::Ready | State::Degraded | State::NotReady), "{state}");
+        if state == State::Ready {
+            prop_assert!(checked && !lost);
+            prop_assert!(!more_before || expected, "what is expected replaces what was");
             let rails: Vec<_> = assessment.hcas.iter().filter(|hca| hca.rail).collect();
             prop_assert!(!rails.is_empty());
+            prop_assert!(!expected || !mig && rails.len() == 2, "a GPU in MIG mode is none of those expected");
             for rail in rails {
-                prop_assert!(rail.ports.iter().any(|port| port.state == "ACTIVE"));
+                let here = rail.role != HcaRole::Away;
+                prop_assert!(!here || rail.ports.iter().any(|port| port.state == "ACTIVE"));
                 prop_assert!(assessment.pairs.iter().any(|pair| pair.hca == rail.name && pair.good == Some(true)));
             }
             prop_assert!(assessment.pairs.iter().all(|pair| !pair.counted || pair.good != Some(false)));

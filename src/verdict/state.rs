@@ -119,30 +119,22 @@ fn is_settling(view: &View<'_>, reason: Reason) -> bool {
             | Reason::NoRdmaDevices
             | Reason::RdmaModuleMissing
             | Reason::FabricManagerDown
-            | Reason::RailMissing => true,
-            peermem if awaits_peermem(peermem) => true,
-            // Lasting, but harmless as soon as the other module is there.
-            Reason::DmabufClosedModule
+            | Reason::RailMissing
+            | Reason::PeermemNotLoaded
+            | Reason::PeermemModuleMissing
+            | Reason::PeermemSymbolMismatch
+            | Reason::KernelLacksPeerMemory
+            | Reason::EfaPeermemMissing
+            // A path that a kernel or driver has not is no fault of its own: that peermem fails beside it is.
+            | Reason::DmabufClosedModule
             | Reason::DmabufVerbUnsupported
             | Reason::KernelWithoutP2pdma
-            | Reason::KernelWithoutOdp => errors().any(|other| awaits_peermem(other.reason)),
+            | Reason::KernelWithoutOdp => true,
             Reason::PortDown => f.hcas.iter().all(|name| {
                 view.facts.inventory.hca(name).is_some_and(|h| !view.memory.active_in_boot.contains(&h.key()))
             }),
             _ => false,
         })
-}
-
-/// Whether a module for peermem is what is missing, whatever keeps it from being loaded so far.
-const fn awaits_peermem(reason: Reason) -> bool {
-    matches!(
-        reason,
-        Reason::PeermemNotLoaded
-            | Reason::PeermemModuleMissing
-            | Reason::PeermemSymbolMismatch
-            | Reason::KernelLacksPeerMemory
-            | Reason::EfaPeermemMissing
-    )
 }
 
 /// Whether a pair is open for no other cause than that a method that counts was skipped.

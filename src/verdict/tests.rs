@@ -292,11 +292,12 @@ mod carried {
     #[test]
     fn other_circumstances_end_it_and_another_devices_do_not() {
         type Change = fn(&mut Scene);
-        let changes: [(&str, Change, bool); 6] = [
+        let changes: [(&str, Change, bool); 7] = [
             ("boot", |s| s.inventory.boot_id = "next".into(), false),
             ("driver", |s| s.inventory.nvidia.as_mut().unwrap().version = "580.65.06".into(), false),
             ("kind of module", |s| s.inventory.nvidia.as_mut().unwrap().open = false, false),
             ("peermem", |s| s.inventory.peermem = false, false),
+            ("HCA's driver", |s| s.inventory.hcas[0].driver = Some("mlx4_core".into()), false),
             ("firmware", |s| s.inventory.hcas[0].firmware = Some("28.99".into()), false),
             ("another HCA's firmware", |s| s.inventory.hcas[5].firmware = Some("28.99".into()), true),
         ];

@@ -22,13 +22,21 @@ impl Agent {
         let context = Arc::clone(&self.context);
         let config = &context.config;
         let known = self.checked_here || !self.checked_in_boot;
-        let assessment = self.assess(now);
-        if full_check {
-            verdict::remember(&mut self.memory, &self.inventory, &assessment, now);
-        }
+        let assess = |memory: &Memory| {
+            verdict::assess(&Input {
+                inventory: &self.inventory,
+                surroundings: &self.checked.surroundings,
+                rows: &self.checked.rows,
+                memory,
+                config,
+                node: self.view.1.borrow().as_ref(),
+                checked: self.checked_in_boot,
+                now,
+            })
+        };
+        let (assessment, counts) = verdict::take_in(&mut self.memory, &self.inventory, full_check, now, assess);
         self.take_devices(&assessment, full_check);
         let old = self.tell.borrow().report.verdict.clone();
-        let counts = full_check && self.saw_itself(&assessment, now);
         let (verdict, findings) = (&assessment.verdict, &assessment.findings);
         let seen = damping::Seen { verdict, findings, full_check: counts, now };
         // Before this process has checked, an earlier one's verdict of this boot stands.
@@ -86,28 +94,6 @@ impl Agent {
         } else {
             FirstCheck::Pending
         }
-    }
-
-    /// Whether a check comes to the same without what is carried from earlier ones.
-    fn saw_itself(&self, assessment: &Assessment, now: Timestamp) -> bool {
-        self.assess_with(&self.memory.without_outcomes(), now).verdict.state == assessment.verdict.state
-    }
-
-    fn assess(&self, now: Timestamp) -> Assessment {
-        self.assess_with(&self.memory, now)
-    }
-
-    fn assess_with(&self, memory: &Memory, now: Timestamp) -> Assessment {
-        verdict::assess(&Input {
-            inventory: &self.inventory,
-            surroundings: &self.checked.surroundings,
-            rows: &self.checked.rows,
-            memory,
-            config: &self.context.config,
-            node: self.view.1.borrow().as_ref(),
-            checked: self.checked_in_boot,
-            now,
-        })
     }
 
     pub(super) fn save(&self) {
