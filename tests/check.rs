@@ -146,6 +146,14 @@ fn filters_narrow_the_check() {
     }
     let report = check(&["--size", "64KiB"]);
     assert!(pairs(&report).iter().all(|p| p["peermem"]["mr"]["length"] == 64 << 10));
+    // What is asked for on the command line is over the environment, and that over the file.
+    home.configure("check: { methods: [dma-buf], size: 64KiB, parallelism: 1 }");
+    let mut command = home.agent(&["check", "--simulate", "hgx-h100", "-o", "json", "--size", "256KiB"]);
+    command.env("GDR_AGENT_CHECK_SIZE", "128KiB").env("GDR_AGENT_CHECK_METHODS", "peermem");
+    let report = support::Ran::of(command).exits(0).json();
+    let sizes =
+        |p: &&serde_json::Value| p["peermem"]["mr"]["length"] == 256 << 10 && p["dmaBuf"]["outcome"] == "skipped";
+    assert_eq!(pairs(&report).iter().filter(sizes).count(), 64);
     // Narrowed to the method that is missing, the answer is another.
     home.check_with_faults("{ peermem: false }", &["--method", "peermem"]).exits(1);
     // Where the one that was asked for is not offered, the adapters are not to blame.

@@ -80,6 +80,14 @@ fn with_advice(text: String) -> String {
     if text.starts_with("invalid type: integer") && text.ends_with("expected a string") {
         return format!("{text} with its unit, like 15m or 2MiB");
     }
+    if let Some((found, expected)) = text.rsplit_once("expected ") {
+        // Rust's words for what has other ones in YAML.
+        match expected {
+            "usize" | "u32" => return format!("{found}expected a whole number"),
+            _ if expected.starts_with("struct ") => return format!("{found}expected keys with their values"),
+            _ => {}
+        }
+    }
     let mut names = text.split('`').skip(1).step_by(2);
     let unknown = text.starts_with("unknown ").then(|| names.next()).flatten();
     let nearest = unknown.and_then(|unknown| {

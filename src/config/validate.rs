@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Config, Expect, Interval, Publish, Resource, Selector};
+use super::{Config, Expect, Interval, Publish, Resource, Selector, Span};
 use crate::report::API_VERSION;
 
 /// Path of the key, and what is wrong with what it has.
@@ -53,15 +53,16 @@ pub(super) fn validate(config: &Config) -> Result<(), Problem> {
             format!("is `{}`; must be an absolute path on the node", file.display()),
         )?;
     }
-    let twice = check.methods.iter().enumerate().any(|(i, method)| check.methods[..i].contains(method));
-    must(!twice, "check.methods", "names a method twice".into())?;
+    if let Some((_, method)) = check.methods.iter().enumerate().find(|(i, m)| check.methods[..*i].contains(m)) {
+        return Err(("check.methods".to_owned(), format!("names `{method}` twice")));
+    }
     for (key, span, longest) in [
         ("policy.settle", config.policy.settle, 24 * 3600),
         ("policy.portGrace", config.policy.port_grace, 3600),
         ("policy.damping.hold", damping.hold, 24 * 3600),
         ("publish.spread", config.publish.spread, 3600),
     ] {
-        must(span.0.as_secs() <= longest, key, format!("is {span}; must be at most {longest}s"))?;
+        must(span.0.as_secs() <= longest, key, format!("is {span}; must be at most {}", Span::seconds(longest)))?;
     }
     for (key, path) in [
         ("publish.nfdDir", &config.publish.nfd_dir),
@@ -80,14 +81,15 @@ pub(super) fn validate(config: &Config) -> Result<(), Problem> {
     validate_selectors("check.select.gpus", &check.select.gpus)?;
     for (i, selector) in check.select.gpus.iter().enumerate() {
         let of_an_hca = [
-            ("nearest", selector.nearest.is_some()),
-            ("linkLayer", selector.link_layer.is_some()),
-            ("minRateGbps", selector.min_rate_gbps.is_some()),
-            ("function", selector.function.is_some()),
+            ("nearest", selector.nearest.map(|nearest| nearest.to_string())),
+            ("linkLayer", selector.link_layer.clone()),
+            ("minRateGbps", selector.min_rate_gbps.map(|rate| rate.to_string())),
+            ("function", selector.function.map(|function| format!("{function:?}").to_lowercase())),
         ];
-        if let Some((name, _)) = of_an_hca.into_iter().find(|(_, set)| *set) {
+        if let Some((name, Some(value))) = of_an_hca.into_iter().find(|(_, value)| value.is_some()) {
             let key = format!("check.select.gpus[{i}].{name}");
-            return Err((key, "is of HCAs; a GPU has vendor, device, driver, pci, and its model as name".to_owned()));
+            let right = "a GPU has vendor, device, driver, pci, and its model as name";
+            return Err((key, format!("is `{value}`, and of HCAs alone; {right}")));
         }
     }
     for i in 0..config.resources.len() {

@@ -166,7 +166,11 @@ mod tests {
         ] {
             assert_eq!(answered(code, details).trouble, trouble, "{code}");
         }
-        assert!(answered(403, &none).text.contains("patch nodes/status"), "which right");
+        let forbidden = answered(403, &none).text;
+        for part in ["can't patch the node: 403 no", "the right to patch nodes/status", "the chart's roles grant"] {
+            assert!(forbidden.contains(part), "no `{part}` in {forbidden}");
+        }
+        assert_eq!(answered(422, &other).text, "can't patch the node: 422 no", "what the server says");
     }
 
     #[tokio::test]

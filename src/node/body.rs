@@ -93,10 +93,10 @@ fn condition(verdict: &Verdict, simulated: bool) -> Condition {
         State::Degraded | State::NotReady => "False",
         State::Unknown | State::NotApplicable => "Unknown",
     };
-    let since = verdict.since.strftime("%Y-%m-%d %H:%M UTC");
+    let since = verdict.since.strftime(" (since %Y-%m-%d %H:%M UTC)").to_string();
     let marked = if simulated { "[simulated] " } else { "" };
-    let message = format!("{marked}{} (since {since})", verdict.message);
-    Condition { status, reason: verdict.reason.to_string(), message: cut(&message, MESSAGE_LIMIT) }
+    let told = cut(&format!("{marked}{}", verdict.message), MESSAGE_LIMIT - since.len());
+    Condition { status, reason: verdict.reason.to_string(), message: told + &since }
 }
 
 /// At most so many bytes, cut at a character.
@@ -261,6 +261,41 @@ mod tests {
         assert_eq!(times("False"), "1970-01-01T00:00:00Z");
     }
 
+    /// However much there is to say: what is worst comes first, and since when it is so comes last.
+    #[test]
+    fn a_long_message_is_cut_and_says_since_when() {
+        let mut verdict = Scene::new().report().verdict;
+        let message = |verdict: &Verdict| condition(verdict, true).message;
+        verdict.since = "2026-01-02T03:04:05Z".parse().unwrap();
+        assert_eq!(
+            message(&verdict),
+            "[simulated] 8 of 8 rails, 8 of 8 GPUs served (since 2026-01-02 03:04 UTC)",
+            "nothing is cut"
+        );
+        for word in ["x", "é", "…", "🦀"] {
+            verdict.message = format!("PortDown: {}", word.repeat(2000));
+            let message = message(&verdict);
+            assert!((1021..=1024).contains(&message.len()), "{}", message.len());
+            assert!(message.starts_with("[simulated] PortDown: "), "{message}");
+            assert!(message.ends_with("… (since 2026-01-02 03:04 UTC)"), "{message}");
+        }
+    }
+
+    /// A node without RDMA says so by its label, and has no condition that alerts could fire on.
+    #[test]
+    fn what_does_not_apply_has_a_label_and_no_condition() {
+        let mut scene = Scene::new();
+        scene.inventory.hcas.clear();
+        scene.verify_all();
+        let wanted = desired(&scene.report(), &Publish::default());
+        assert_eq!(wanted.labels["gpudirect-rdma"], "not-applicable");
+        assert_eq!(wanted.condition, None);
+        let body = patch(&node(), &wanted, "gpudirect-rdma", Timestamp::UNIX_EPOCH);
+        assert_eq!(body["status"]["conditions"], json!([{ "type": CONDITION, "$patch": "delete" }]));
+        scene.inventory.gpus.clear();
+        assert_eq!(desired(&scene.report(), &Publish::default()), Desired::default(), "and one without GPUs nothing");
+    }
+
     #[test]
     fn nothing_left_is_nothing_to_remove() {
         let body = removal(&node(), "gpudirect-rdma").unwrap();
@@ -296,6 +331,23 @@ mod tests {
             prop_assert!(value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)));
             prop_assert!(value.chars().next().is_none_or(|c| c.is_ascii_alphanumeric()));
             prop_assert!(value.chars().last().is_none_or(|c| c.is_ascii_alphanumeric()));
+        }
+
+        /// Nothing that hardware is called makes the server refuse a label, and with it the whole patch.
+        #[test]
+        fn labels_are_valid_whatever_hardware_is_called(name in ".{0,80}", model in ".{0,80}", reason in 0..Reason::ALL.len()) {
+            let mut scene = Scene::new();
+            scene.inventory.hcas.iter_mut().for_each(|hca| hca.driver = Some(name.clone()));
+            scene.inventory.gpus.iter_mut().for_each(|gpu| gpu.model = Some(model.clone()));
+            scene.port(0, &name);
+            let mut report = scene.report();
+            report.verdict.reason = Reason::ALL[reason];
+            for state in [State::Ready, State::NotReady] {
+                report.verdict.state = state;
+                for (key, value) in desired(&report, &Publish::default()).labels {
+                    prop_assert!(!value.is_empty() && label_value(&value) == value, "{key}: {value}");
+                }
+            }
         }
 
         #[test]

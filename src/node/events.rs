@@ -256,12 +256,15 @@ mod tests {
         let Telling::Again(_, series) = tell(120) else { panic!() };
         assert_eq!(series["series"]["count"], 3);
         assert!(matches!(tell(120 + WINDOW_S), Telling::New(_)), "a new one after a while");
-        let (event, _) = {
+        let (again, _) = {
             recorder.take(vec![event("x")]);
             recorder.next("n1", "u", at(800)).unwrap()
         };
-        recorder.missed(event, true);
+        recorder.missed(again, true);
         assert!(matches!(recorder.next("n1", "u", at(801)), Some((_, Telling::New(_)))), "the server has lost it");
+        recorder.take(vec![event("y")]);
+        let (other, telling) = recorder.next("n1", "u", at(802)).unwrap();
+        assert!(matches!(telling, Telling::New(_)) && other.note == "y", "another note is another event");
     }
 
     #[test]

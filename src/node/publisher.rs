@@ -18,7 +18,7 @@ use super::{
     api::{CallError, Trouble, call, client},
     body::{Desired, desired, is_bare, patch},
     events::{Recorder, Telling, news},
-    start::{first_beat, start_late},
+    start::{first_beat, next_beat, start_late},
     view::view,
 };
 use crate::{
@@ -76,7 +76,7 @@ async fn publish_from(first: Arc<Published>, publisher: Publisher) {
         }
         of_node = Pause::new();
         while beat <= Instant::now() {
-            beat += jittered(writer.config.heartbeat.0, 1.0, 0.1);
+            beat += next_beat(&writer.config);
         }
         if of_events.is_over() {
             match writer.tell(&mut recorder).await {
@@ -261,5 +261,33 @@ impl Writer {
         let wait = pause.after(error.trouble);
         tracing::warn!(node = %self.name, why = %error.text, again_in_s = wait.as_secs(), "{what}");
         wait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Thousands that were refused in one second do not come back in one second, nor all two minutes later.
+    #[tokio::test(start_paused = true)]
+    async fn pauses_are_jittered_and_end() {
+        let mut pauses = [(); 200].map(|()| Pause::new());
+        for (nth, longest) in [1, 2, 4, 8, 16, 32, 64, 120, 120, 120].into_iter().enumerate() {
+            let mut waits: Vec<_> = pauses.iter_mut().map(|pause| pause.after(Trouble::NoAnswer)).collect();
+            waits.sort();
+            let longest = Duration::from_secs(longest);
+            assert!(waits[0] >= longest / 2 && waits[199] < longest * 3 / 2, "{nth}: {waits:?}");
+            assert!(waits[199] - waits[0] > longest / 2, "{nth}: they come at once, {waits:?}");
+        }
+        let asked = Trouble::Later(Some(Duration::from_secs(30)));
+        let mut waits: Vec<_> = (0..200).map(|_| Pause::new().after(asked)).collect();
+        waits.sort();
+        assert!(waits[0] >= Duration::from_secs(30) && waits[199] < Duration::from_secs(45), "{waits:?}");
+        let mut pause = Pause::new();
+        assert!(pause.is_over());
+        let wait = pause.after(Trouble::NoAnswer);
+        assert!(!pause.is_over());
+        sleep(wait).await;
+        assert!(pause.is_over());
     }
 }

@@ -77,6 +77,11 @@ pub(super) fn first_beat(config: &Publish, late: bool) -> Duration {
     }
 }
 
+/// From one heartbeat to the next.
+pub(super) fn next_beat(config: &Publish) -> Duration {
+    jittered(config.heartbeat.0, 1.0, 0.1)
+}
+
 /// Since the boot, by sysinfo(2).
 fn up() -> Duration {
     Duration::from_secs(u64::try_from(rustix::system::sysinfo().uptime).unwrap_or_default())
@@ -182,5 +187,9 @@ mod tests {
             assert!(first_beat(&spread(60), false) < Duration::from_secs(900));
             assert!(first_beat(&spread(12), true) <= Duration::from_secs(462), "a rollout is none");
         }
+        let mut beats: Vec<_> = (0..1000).map(|_| next_beat(&config).as_secs_f64()).collect();
+        beats.sort_by(f64::total_cmp);
+        assert!(beats[0] >= 300.0 && beats[999] <= 330.0, "{} to {}", beats[0], beats[999]);
+        assert!(beats[900] - beats[100] > 15.0, "what begins together drifts apart");
     }
 }

@@ -353,6 +353,38 @@ mod tests {
     }
 
     #[test]
+    fn the_last_two_hundred_changes_are_kept() {
+        let mut memory = Memory::default();
+        for second in 0..250 {
+            let at = Timestamp::from_second(second).unwrap();
+            memory.note(Transition { at, ..seen().history[0].clone() });
+        }
+        let kept: Vec<_> = memory.history.iter().map(|transition| transition.at.as_second()).collect();
+        assert_eq!(kept, (50..250).collect::<Vec<_>>());
+    }
+
+    /// Whoever reads while it is written sees the one or the other, whole.
+    #[test]
+    fn a_reader_never_sees_a_part() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), false);
+        let of = |n: usize| Memory { boot_id: n.to_string().repeat(200_000), ..Memory::default() };
+        store.save(&of(1)).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..100).for_each(|n| store.save(&of(1 + n % 2)).unwrap());
+                done.store(true, Ordering::Release);
+            });
+            while !done.load(Ordering::Acquire) {
+                let read: Memory = serde_json::from_slice(&fs::read(&store.file).unwrap()).unwrap();
+                assert_eq!(read.boot_id.len(), 200_000);
+            }
+        });
+    }
+
+    #[test]
     fn sets_aside_what_it_does_not_know() {
         for content in ["{", "[]", r#"{"schema": 99}"#, ""] {
             let dir = tempfile::tempdir().unwrap();

@@ -67,8 +67,12 @@ impl Agent {
     }
 
     fn running(more: &str) -> Self {
+        Self::running_with(more, &[])
+    }
+
+    fn running_with(more: &str, environment: &[(&str, &str)]) -> Self {
         let mut agent = Self::new(more);
-        agent.start();
+        agent.start_with(environment);
         agent
     }
 
@@ -77,11 +81,15 @@ impl Agent {
     }
 
     fn start(&mut self) {
+        self.start_with(&[]);
+    }
+
+    fn start_with(&mut self, environment: &[(&str, &str)]) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.home.path("log")).unwrap();
         let mut command = Command::new(support::BINARY);
         command.arg("run").arg("--simulate").arg(self.home.path("profile.yaml")).args(["--node-name", "n1"]);
         command.arg("--config").arg(self.home.path("config.yaml")).arg("--run-dir").arg(self.home.path("run"));
-        command.env("KUBECONFIG", self.home.path("kubeconfig"));
+        command.env("KUBECONFIG", self.home.path("kubeconfig")).envs(environment.iter().copied());
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         self.child = Some(command.spawn().unwrap());
     }
@@ -142,6 +150,17 @@ fn a_node_shows_the_state_and_keeps_what_is_others() {
     let node = agent.shows("degraded");
     assert_eq!(condition(&node)["reason"], "PortDown");
     assert!(condition(&node)["message"].as_str().unwrap().contains("mlx5_4"));
+}
+
+/// With what the file did not say, and the environment's word over the file's.
+#[test]
+fn the_effective_configuration_is_logged() {
+    let agent = Agent::running_with("check: { interval: 7m, parallelism: 3 }", &[("GDR_AGENT_CHECK_INTERVAL", "9m")]);
+    agent.says("gdr-agent starts");
+    let log = agent.log();
+    for part in [r#""interval":"9m""#, r#""parallelism":3"#, r#""settle":"20m""#] {
+        assert!(log.contains(part) || log.contains(&part.replace('"', "\\\"")), "no {part} in {log}");
+    }
 }
 
 #[test]
@@ -350,9 +369,13 @@ fn a_pause_and_an_operators_change_are_heeded_and_end() {
     // A driver's upgrade: what it takes away is no fault.
     set("labels", "nvidia.com/gpu-driver-upgrade-state", json!("pod-restart-required"));
     sleep(Duration::from_secs(12));
+    let before = agent.last_check();
+    sleep(Duration::from_secs(3));
+    assert_eq!(agent.last_check(), before, "no check by the clock while it lasts");
     agent.faults("{ peermem: false }, { openModule: false }");
     agent.shows("unknown");
     assert_eq!(condition(&agent.node().unwrap())["reason"], "DriverNotReady");
+    assert_ne!(agent.last_check(), before, "what has changed is looked at");
 }
 
 /// The next agent checks nothing either, although it has not read the Node yet.
