@@ -155,6 +155,8 @@ fn it_publishes_answers_and_ends() {
         "gdr_agent_gpus 8",
         "gdr_agent_rails 8",
         "gdr_agent_rails_good 8",
+        "gdr_agent_devices{resource=\"gpudirect-rdma/hca\",health=\"healthy\"} 8",
+        "gdr_agent_devices{resource=\"gpudirect-rdma/hca\",health=\"unhealthy\"} 0",
         "# EOF",
     ] {
         assert!(metrics.contains(line), "no `{line}` in {metrics}");

@@ -70,6 +70,17 @@ pub(super) fn of_resource<'a>(resource: &Resource, before: &[Resource], state: &
     whole.into_iter().flat_map(shares).collect()
 }
 
+/// How many devices each resource has that are healthy, and that are not.
+#[must_use]
+pub fn by_health(resources: &[Resource], state: &Published) -> BTreeMap<String, [usize; 2]> {
+    let count = |(at, resource): (usize, &Resource)| {
+        let offers = of_resource(resource, &resources[..at], state);
+        let healthy = offers.iter().filter(|offer| offer.healthy).count();
+        (resource.name.clone(), [healthy, offers.len() - healthy])
+    };
+    resources.iter().enumerate().map(count).collect()
+}
+
 /// How many shares of each may be offered: a stream whose message is too long would end, for ever.
 fn shares_that_fit(whole: &[Offer<'_>]) -> u32 {
     let each: usize = whole.iter().map(|offer| offer.id.len() + BESIDE_ITS_ID).sum();

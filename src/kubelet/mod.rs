@@ -20,7 +20,7 @@ pub(crate) mod v1beta1 {
     tonic::include_proto!("v1beta1");
 }
 
-pub use devices::Device;
+pub use devices::{Device, by_health};
 pub use folder::watch_folder;
 pub use server::LOOKS;
 pub use specs::{keep_specs, say_what_is_left_out};

@@ -1,5 +1,7 @@
 //! Metrics with the prefix `gdr_agent_`; none for each pair.
 
+use std::collections::BTreeMap;
+
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
@@ -132,7 +134,8 @@ impl Metrics {
         self.transitions.get_or_create(&ByTransition { from: from.to_string(), to: to.to_string() }).inc();
     }
 
-    pub(crate) fn report(&self, published: &Published, stuck: usize) {
+    /// `devices`: of each resource, how many are healthy and how many are not.
+    pub(crate) fn report(&self, published: &Published, devices: &BTreeMap<String, [usize; 2]>, stuck: usize) {
         let report = &published.report;
         for state in STATES {
             self.state
@@ -152,11 +155,14 @@ impl Metrics {
         self.rails_good
             .set(count(rails().filter(|h| report.pairs.iter().any(|p| p.hca == h.name && p.good == Some(true)))));
         self.port_usable.clear();
-        self.devices.clear();
         for device in &published.devices {
             self.port_usable.get_or_create(&ByHca { hca: device.hca.name.clone() }).set(i64::from(device.hca.usable()));
-            let health = if device.healthy { "healthy" } else { "unhealthy" };
-            self.devices.get_or_create(&ByDevice { resource: "all".into(), health: health.into() }).inc();
+        }
+        for (resource, counts) in devices {
+            for (health, count) in ["healthy", "unhealthy"].into_iter().zip(counts) {
+                let labels = ByDevice { resource: resource.clone(), health: health.into() };
+                self.devices.get_or_create(&labels).set(i64::try_from(*count).unwrap_or(i64::MAX));
+            }
         }
         self.stuck.set(i64::try_from(stuck).unwrap_or(i64::MAX));
     }
@@ -187,15 +193,69 @@ fn count<T>(items: impl Iterator<Item = T>) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::{
+        kubelet::Device,
         probe::{
             Row, Step,
             protocol::{End, Stopped},
         },
         report::Code,
         usage::Spared,
+        verdict::fixture::Scene,
     };
+
+    /// What the page says, no more and no less; nothing is per pair, which would be thousands of series for a node.
+    #[test]
+    fn the_page_of_metrics_is_what_is_shown() {
+        let mut scene = Scene::new();
+        scene.port(4, "DOWN");
+        let hca = scene.inventory.hcas[0].clone();
+        let device = Device { id: hca.key(), hca, rail: true, healthy: true, also_in: None };
+        let metrics = Metrics::new();
+        metrics.check(&Checked { rows: scene.rows.clone(), ..Checked::default() });
+        metrics.transition(State::Unknown, State::Ready);
+        let published = Published { devices: vec![device], ..Published::of(scene.report()) };
+        metrics.report(&published, &[("gpudirect-rdma/hca".to_owned(), [7, 1])].into(), 2);
+        metrics.published(true);
+        metrics.stream("gpudirect-rdma/hca", true);
+        metrics.allocation("gpudirect-rdma/hca", false);
+        let text = metrics.text();
+
+        let page = include_str!("../../docs/metrics.md");
+        let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+        let rows = page.lines().filter(|line| line.starts_with("| `")).map(|line| line.split('|').collect::<Vec<_>>());
+        let documented: BTreeSet<(String, Vec<String>)> = rows
+            .flat_map(|row| words(row[1]).into_iter().map(move |name| (name, words(row[2]))).collect::<Vec<_>>())
+            .collect();
+        let series = text.lines().filter(|line| !line.starts_with('#')).map(|line| {
+            let (name, labels) = line.split_once(' ').unwrap().0.split_once('{').unwrap_or((line, ""));
+            let name = name.split(' ').next().unwrap();
+            let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+            let labels = labels.split(',').filter_map(|label| label.split_once('=')).map(|(key, _)| key.to_owned());
+            (of_histogram.unwrap_or(name).to_owned(), labels.filter(|key| key != "le").collect())
+        });
+        assert_eq!(series.collect::<BTreeSet<_>>(), documented);
+        for line in [
+            r#"gdr_agent_state{state="degraded"} 1"#,
+            r#"gdr_agent_state{state="ready"} 0"#,
+            r#"gdr_agent_reason{reason="PortDown",who="hardware"} 1"#,
+            "gdr_agent_gpus_served 8",
+            "gdr_agent_rails 8",
+            r#"gdr_agent_hca_port_usable{hca="mlx5_0"} 1"#,
+            r#"gdr_agent_transitions_total{from="unknown",to="ready"} 1"#,
+            "gdr_agent_probe_stuck 2",
+            r#"gdr_agent_devices{resource="gpudirect-rdma/hca",health="healthy"} 7"#,
+            r#"gdr_agent_devices{resource="gpudirect-rdma/hca",health="unhealthy"} 1"#,
+            r#"gdr_agent_publish_total{result="ok"} 1"#,
+            r#"gdr_agent_kubelet_stream_open{resource="gpudirect-rdma/hca"} 1"#,
+            r#"gdr_agent_allocations_total{resource="gpudirect-rdma/hca",result="refused"} 1"#,
+        ] {
+            assert!(text.contains(line), "no `{line}` in {text}");
+        }
+    }
 
     /// One that only left GPUs alone is finished; one that fell silent is not.
     #[test]

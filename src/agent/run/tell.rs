@@ -8,7 +8,7 @@ use super::{Agent, FirstCheck, Published, pace, same, write_report};
 use crate::{
     config::Interval,
     hardware::HcaFacts,
-    kubelet::Device,
+    kubelet::{Device, by_health},
     report::HcaRole,
     store::{Memory, Transition},
     usage::{also_in, is_held},
@@ -72,7 +72,8 @@ impl Agent {
         };
         let differs = !same(&self.tell.borrow(), &published);
         if differs || full_check {
-            self.metrics.report(&published, self.context.machine.stuck());
+            let devices = by_health(&config.resources, &published);
+            self.metrics.report(&published, &devices, self.context.machine.stuck());
             // Who asks gets the check that has just ended; who waits for a change is not woken by
             // none, and does not wait for a disk.
             let published = Arc::new(published);
