@@ -103,7 +103,7 @@ const BAD: &[(&str, &str, &str)] = &[
 /// What the key has, where that is a word or a number.
 fn value(yaml: &str, key: &str) -> Option<String> {
     let tree: serde_json::Value = serde_saphyr::from_str(yaml).unwrap();
-    match tree.pointer(&format!("/{}", key.replace('[', "/").replace('.', "/").replace(']', "")))? {
+    match tree.pointer(&format!("/{}", key.replace(['[', '.'], "/").replace(']', "")))? {
         serde_json::Value::String(text) => Some(text.trim().to_owned()),
         serde_json::Value::Number(number) => Some(number.to_string()),
         _ => None,

@@ -30,8 +30,8 @@ pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
         Target::One(global.node_name.clone().unwrap_or_else(super::context::host_name))
     };
     match runtime()?.block_on(node::cleanup(&target, &prefix)) {
-        Ok((cleaned, looked_at)) => {
-            print(&format!("removed everything under {prefix} from {cleaned} of {looked_at} nodes\n"));
+        Ok(done) => {
+            print(&format!("removed everything under {prefix} from {} of {} nodes\n", done.cleaned, done.looked_at));
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {

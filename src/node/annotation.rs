@@ -4,7 +4,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Distance, GpuRole, Method, Outcome, Pair, Reason, Report, State, TopologyKind};
+use crate::report::{Distance, GpuRole, KernelModule, Method, Outcome, Pair, Reason, Report, State, TopologyKind};
 
 /// Of all that the agent writes in it; every node's watchers carry it.
 const LIMIT: usize = 4096;
@@ -35,6 +35,8 @@ pub(super) struct Annotation {
     pub(super) models: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) driver: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) module: Option<KernelModule>,
     /// What works on every counted pair that is not open.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) methods: Vec<String>,
@@ -76,6 +78,7 @@ impl Annotation {
             rails_good: rails().filter(|hca| good(&hca.name)).count(),
             models: counts(report.gpus.iter().filter_map(|gpu| gpu.model.clone())),
             driver: report.gpus.iter().find_map(|gpu| gpu.driver.clone()),
+            module: report.gpus.iter().find_map(|gpu| gpu.module),
             methods: Method::ALL.into_iter().filter(|m| works(report, *m)).map(|m| m.to_string()).collect(),
             rates: counts(rails().filter_map(|hca| {
                 let fastest = hca.ports.iter().filter_map(|port| port.rate_gbps).max()?;
@@ -165,6 +168,8 @@ mod tests {
         assert_eq!((annotation.gpus, annotation.served, annotation.rails, annotation.rails_good), (8, 8, 8, 8));
         assert_eq!(annotation.methods, ["dma-buf", "peermem"]);
         assert_eq!(annotation.rates, ["400 Gb/s x8"]);
+        assert_eq!(annotation.module, Some(KernelModule::Open));
+        assert!(annotation.text().contains(r#""module":"open""#), "{}", annotation.text());
         assert_eq!(annotation.models.len(), 1);
         assert!(annotation.models[0].ends_with(" x8"), "{:?}", annotation.models);
         assert_eq!((annotation.transport.as_deref(), annotation.distance), (Some("infiniband"), Some(Distance::Pix)));

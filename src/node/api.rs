@@ -75,6 +75,8 @@ pub(super) enum Trouble {
     NoAnswer,
     /// Later, and if the server says so not before this.
     Later(Option<Duration>),
+    /// The list from which this is the next page is not kept any more (410).
+    Expired,
     /// The same again would be refused again.
     Refused,
 }
@@ -119,6 +121,7 @@ fn refused(what: &str, right: &str, status: &kube::core::Status) -> CallError {
         404 | 409 => Trouble::Recreated,
         422 if another => Trouble::Recreated,
         401 => Trouble::NoAnswer,
+        410 => Trouble::Expired,
         429 | 500.. => {
             let asked = details.map_or(0, |d| d.retry_after_seconds);
             Trouble::Later((asked > 0).then(|| Duration::from_secs(u64::from(asked)).min(LONGEST_WAIT)))
@@ -157,6 +160,7 @@ mod tests {
             (409, &none, Trouble::Recreated),
             (422, &uid, Trouble::Recreated),
             (422, &other, Trouble::Refused),
+            (410, &none, Trouble::Expired),
             (403, &none, Trouble::Refused),
             (401, &none, Trouble::NoAnswer),
             (429, &after, Trouble::Later(Some(Duration::from_secs(7)))),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     CONDITION,
     annotation::Annotation,
-    api::{CallError, call, client},
+    api::{CallError, Trouble, call, client},
     body::ANNOTATION,
 };
 use crate::{
@@ -130,8 +130,7 @@ pub async fn fleet(publish: &Publish, selector: Option<&str>) -> Result<Fleet, F
     let mut tries = 0;
     loop {
         match read(&client, publish, selector).await {
-            // 410: somebody compacted while we read.
-            Err(error) if error.text.contains(" 410 ") && tries < TRIES => tries += 1,
+            Err(error) if error.trouble == Trouble::Expired && tries < TRIES => tries += 1,
             other => return Ok(other?),
         }
     }
@@ -164,10 +163,9 @@ fn page_request(selector: Option<&str>, next: &str) -> Result<axum::http::Reques
     if !next.is_empty() {
         params = params.continue_token(next);
     }
-    kube::core::Request::new("/api/v1/nodes").list(&params).map_err(|error| CallError {
-        text: format!("can't list the nodes: {error}"),
-        trouble: super::api::Trouble::Refused,
-    })
+    kube::core::Request::new("/api/v1/nodes")
+        .list(&params)
+        .map_err(|error| CallError { text: format!("can't list the nodes: {error}"), trouble: Trouble::Refused })
 }
 
 /// The worst first.
@@ -218,6 +216,7 @@ fn traits(told: &Annotation) -> Vec<(&'static str, String)> {
     let some = |name, value: Option<String>| value.filter(|text| !text.is_empty()).map(|text| (name, text));
     [
         some("driver", told.driver.clone()),
+        some("module", told.module.map(|module| module.to_string())),
         some("methods", Some(told.methods.join("+"))),
         some("rails", Some(told.rails.to_string())),
         some("rates", Some(told.rates.join(", "))),

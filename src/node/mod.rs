@@ -13,7 +13,7 @@ mod publisher;
 mod start;
 mod view;
 
-pub use cleanup::{CleanupError, Target, cleanup};
+pub use cleanup::{Cleaned, CleanupError, Target, cleanup};
 pub use fleet::{Fleet, FleetError, Member, fleet};
 pub use nfd::write_features;
 pub use outliers::{Outlier, outliers};

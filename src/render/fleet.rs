@@ -26,7 +26,7 @@ pub fn fleet(fleet: &Fleet, wide: bool, now: Timestamp, style: Style) -> String 
 fn head(wide: bool) -> Vec<String> {
     let mut names = vec!["NODE", "STATE", "REASON", "GPUS", "RAILS", "CHECKED"];
     if wide {
-        names.extend(["MODELS", "DRIVER", "METHODS", "TRANSPORT", "DISTANCE", "VERSION", "MESSAGE"]);
+        names.extend(["MODELS", "DRIVER", "MODULE", "METHODS", "TRANSPORT", "DISTANCE", "VERSION", "MESSAGE"]);
     }
     names.into_iter().map(str::to_owned).collect()
 }
@@ -47,7 +47,7 @@ fn row(node: &Member, wide: bool, now: Timestamp) -> Vec<String> {
             found.map_or_else(|| "-".to_owned(), |(_, value)| value.clone())
         };
         cells.push(node.models.join(", "));
-        cells.extend(["driver", "methods", "transport", "distance", "version"].map(of));
+        cells.extend(["driver", "module", "methods", "transport", "distance", "version"].map(of));
         cells.push(node.message.clone());
     }
     cells

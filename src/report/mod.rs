@@ -85,6 +85,9 @@ pub struct Gpu {
     pub model: Option<String>,
     /// Version of the NVIDIA kernel driver.
     pub driver: Option<String>,
+    /// Which of the two forms of that driver it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub module: Option<KernelModule>,
     /// NUMA node; `null` when the kernel does not know it.
     pub numa: Option<u32>,
     /// What part it plays.
@@ -100,6 +103,16 @@ pub struct Gpu {
     /// Why its row was skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<Reason>,
+}
+
+/// NVIDIA's kernel modules come in two forms; the closed one exports no dma-buf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelModule {
+    /// Open source ("Open Kernel Module" in `/proc/driver/nvidia/version`).
+    Open,
+    /// Proprietary.
+    Closed,
 }
 
 /// What part a GPU plays.
@@ -318,4 +331,16 @@ macro_rules! display_by_serde {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { self.serialize(f) }
     })+ };
 }
-display_by_serde!(TopologyKind, GpuRole, Transport, HcaRole, Distance, Method, Outcome, Severity, Who, State);
+display_by_serde!(
+    TopologyKind,
+    GpuRole,
+    KernelModule,
+    Transport,
+    HcaRole,
+    Distance,
+    Method,
+    Outcome,
+    Severity,
+    Who,
+    State
+);

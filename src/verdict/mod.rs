@@ -34,7 +34,7 @@ use crate::{
     diagnosis,
     hardware::{GpuFacts, HcaFacts, Inventory, Surroundings},
     probe::{Rows, protocol::Stopped},
-    report::{API_VERSION, Finding, Gpu, Hca, HcaRole, NodeView, Pair, Report, Verdict},
+    report::{API_VERSION, Finding, Gpu, Hca, HcaRole, KernelModule, NodeView, Pair, Report, Verdict},
     store::Memory,
     usage::Spared,
 };
@@ -188,6 +188,7 @@ fn gpu(input: &Input<'_>, roles: &roles::Roles, nearest: &nearest::Nearest, pair
         uuid: facts.uuid.clone(),
         model: facts.model.clone(),
         driver: input.inventory.nvidia.as_ref().map(|n| n.version.clone()),
+        module: input.inventory.nvidia.as_ref().map(|n| if n.open { KernelModule::Open } else { KernelModule::Closed }),
         numa: facts.numa,
         role: roles.gpus[g],
         gdr_supported: row.and_then(|r| r.gpu.gdr),

@@ -46,6 +46,8 @@ fn from_install_to_uninstall() {
     step("the examples of the documentation are what a server takes");
     cluster.kubectl(&["apply", "--dry-run=server", "-f", concat!(env!("CARGO_MANIFEST_DIR"), "/docs/examples")]);
 
+    the_chart_counts_nodes(&cluster);
+
     step("helm install: label, condition, resource");
     helm(&cluster, "install", &["--create-namespace"]);
     node.becomes("ready", 8);
@@ -62,6 +64,7 @@ fn from_install_to_uninstall() {
     same(&labels["gpudirect-rdma/simulated"], &json!("true")).unwrap();
     let report = node.object()["metadata"]["annotations"]["gpudirect-rdma/report"].clone();
     let report: Value = serde_json::from_str(report.as_str().expect("a report")).expect("the report is JSON");
+    node.agent_cannot_write_its_root();
     // Not the kernel's boot, which all containers see, but this node's.
     same(&report["bootId"], &node.object()["status"]["nodeInfo"]["bootID"]).unwrap();
 
@@ -85,6 +88,13 @@ fn from_install_to_uninstall() {
     let message = condition["message"].as_str().expect("a message");
     assert!(message.contains(hca), "the condition does not name {hca}: {message}");
     same(&node.object()["metadata"]["labels"]["gpudirect-rdma/reason"], &json!("PortDown")).unwrap();
+    eventually("describe shows the event", || {
+        let described = cluster.kubectl(&["describe", "node", "n1"]);
+        let events = described.split_once("Events:").map_or("", |(_, events)| events);
+        let parts = ["Warning", "PortDown", "gpudirect-rdma/gdr-agent", "degraded (was ready)"];
+        let tells = |line: &str| parts.iter().all(|part| line.contains(part));
+        if events.lines().any(tells) { Ok(()) } else { Err(events.to_owned()) }
+    });
     let explained = cluster.kubectl(&[
         "-n",
         "gdr-system",
@@ -290,6 +300,27 @@ fn agent_pods(cluster: &Cluster) -> Vec<(String, Value)> {
         .collect();
     pods.sort_by(|a, b| a.0.cmp(&b.0));
     pods
+}
+
+/// The more nodes there are, the longer an install takes to tell of all of them.
+fn the_chart_counts_nodes(cluster: &Cluster) {
+    step("a hundred nodes more: an install takes longer to tell of all");
+    let lease = |n| {
+        let metadata =
+            json!({ "name": format!("counted-{n}"), "namespace": "kube-node-lease", "labels": { "counted": "" } });
+        json!({ "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata })
+    };
+    let leases: Vec<_> = (0..100).map(lease).collect();
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/gdr-agent");
+    let rendered = || cluster.run("helm", &["install", "gdr-agent", chart, "-n", "default", "--dry-run=server"]);
+    assert!(rendered().contains("spread: 3s"), "two nodes take the least");
+    cluster.apply("leases", &json!({ "apiVersion": "v1", "kind": "List", "items": leases }));
+    let rendered = rendered();
+    // The youngest node has perhaps no Lease yet.
+    let takes =
+        |time: &str| rendered.contains(&format!("spread: {time}")) && rendered.contains(&format!("within {time} of"));
+    assert!(takes("72s") || takes("73s"), "{rendered}");
+    cluster.kubectl(&["-n", "kube-node-lease", "delete", "leases", "-l", "counted"]);
 }
 
 /// Agents whose sandbox lets them open no HCA are rolled out, one by one.

@@ -92,6 +92,15 @@ impl Node<'_> {
         self.cluster.run("on-node", &[self.name, "sh", "-c", &pids]).trim().to_owned()
     }
 
+    /// As the kernel has mounted it.
+    pub(crate) fn agent_cannot_write_its_root(&self) {
+        let mounts = format!("/proc/{}/mountinfo", self.pids("gdr-agent").lines().next().unwrap_or_default());
+        let mounts = self.cluster.run("on-node", &[self.name, "cat", &mounts]);
+        let root = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|mount| mount[4] == "/");
+        let options = root.expect("a root")[5];
+        assert!(options.split(',').any(|option| option == "ro"), "the root file system is {options}");
+    }
+
     /// Kills the kubelet, and returns when another runs and says that the node is Ready.
     pub(crate) fn kill_kubelet(&self) {
         let find = || self.pids("kubelet");

@@ -31,49 +31,124 @@ pub(crate) fn rights(cluster: &Cluster) -> Vec<String> {
     rights
 }
 
-/// Patches that the policy must let through, and those that it must not. `node` is the token's own.
-pub(crate) fn holds(cluster: &Cluster, node: &Node<'_>) {
-    let checked = cluster.kubectl(&[
-        "get",
-        "validatingadmissionpolicy",
-        "-o",
-        "jsonpath={.items[*].status.typeChecking.expressionWarnings}",
-    ]);
-    assert_eq!(checked, "", "the API server is not content with the policy's expressions");
+/// What the policies say of what they refuse.
+const NODE: &str = "the agent may only update the Node that its token is bound to";
+const SPEC: &str = "the agent may not change a Node's spec";
+const OWNERS: &str = "the agent may not change finalizers or ownerReferences";
+const LABELS: &str = "the agent may only change labels that begin with gpudirect-rdma";
+const NOTES: &str = "the agent may only change annotations that begin with gpudirect-rdma";
+const CONDITION: &str = "the agent may only change the condition GPUDirectRDMAReady";
+const STATUS: &str = "the agent may change nothing else in a Node's status";
+const EVENT: &str = "the agent may only tell its own events, of the Node that its token is bound to";
 
-    let bound = bound_token(node);
-    let unbound = token(cluster, &[]);
-    let label = |key: &str, value: Value| json!({ "metadata": { "labels": { key: value } } });
-    let ours = label("gpudirect-rdma/test", json!("x"));
+/// Keys that only look like the agent's.
+const TRICKS: &[&str] = &[
+    "example.com/evil",
+    "example.com/gpudirect-rdma",
+    "evil/gpudirect-rdma",
+    "gpudirect-rdma-2",
+    "gpudirect-rdma.evil/x",
+    "gpudirect-rdma.gpudirect-rdma/gpudirect-rdma",
+    "gpudirect-rdmas/x",
+    "gpudirect",
+    "x.gpudirect-rdma/x",
+    "GPUDirect-RDMA/x",
+];
 
-    let mut wrong = Vec::new();
-    let mut expect = |what: &str, wanted: u16, name: &str, token: &str, patch: &Value| {
-        let code = patch_status(cluster, name, token, patch);
-        if code != wanted {
-            wrong.push(format!("{what}: {code} instead of {wanted}"));
+/// One who asks, and what was not as it should be.
+struct Tries<'a> {
+    cluster: &'a Cluster,
+    token: &'a str,
+    wrong: Vec<String>,
+}
+
+impl Tries<'_> {
+    /// The policy lets it through.
+    fn passes(&mut self, what: &str, method: &str, path: &str, body: &Value) {
+        let (code, message) = request(self.cluster, self.token, method, path, body);
+        if !(200..300).contains(&code) {
+            self.wrong.push(format!("{what}: {code} {message}"));
         }
-    };
-    expect("a label of ours", 200, "n1", &bound, &ours);
-    expect("its removal", 200, "n1", &bound, &label("gpudirect-rdma/test", Value::Null));
-    expect("another node", 403, "n2", &bound, &ours);
-    expect("a token of no node", 403, "n1", &unbound, &ours);
-    expect("a foreign label", 403, "n1", &bound, &label("example.com/evil", json!("x")));
-    expect("a foreign label's change", 403, "n1", &bound, &label("example.com/team", json!("x")));
-    expect("a foreign label's removal", 403, "n1", &bound, &label("example.com/team", Value::Null));
-    expect("a prefix that only looks like ours", 403, "n1", &bound, &label("gpudirect-rdma.evil/x", json!("x")));
-    let annotation = |key: &str, value: Value| json!({ "metadata": { "annotations": { key: value } } });
-    expect("a foreign annotation", 403, "n1", &bound, &annotation("example.com/evil", json!("x")));
-    expect("a foreign annotation's change", 403, "n1", &bound, &annotation("example.com/note", json!("x")));
-    expect("a foreign annotation's removal", 403, "n1", &bound, &annotation("example.com/note", Value::Null));
-    expect("a finalizer", 403, "n1", &bound, &json!({ "metadata": { "finalizers": ["example.com/stay"] } }));
+    }
+
+    /// The policy refuses it, by the rule that is meant for it.
+    fn refused(&mut self, what: &str, rule: &str, method: &str, path: &str, body: &Value) {
+        let (code, message) = request(self.cluster, self.token, method, path, body);
+        let denied = "ValidatingAdmissionPolicy 'gdr-agent-own-";
+        if code != 403 || !message.contains(denied) || !message.ends_with(rule) {
+            self.wrong.push(format!("{what}: {code} {message}, not 403 {rule}"));
+        }
+    }
+}
+
+/// What the policies must let through, and what they must not, whatever RBAC allows. `node` is the token's own.
+pub(crate) fn holds(cluster: &Cluster, node: &Node<'_>) {
+    are_sound(cluster);
+    let (bound, unbound) = (bound_token(node), token(cluster, &[]));
+    let [own, other] = ["n1", "n2"].map(|name| format!("/api/v1/nodes/{name}/status"));
+    let ours = label("gpudirect-rdma/test", &json!("x"));
+
+    let mut tries = Tries { cluster, token: &bound, wrong: Vec::new() };
+    tries.passes("a label of ours", PATCH, &own, &ours);
+    tries.passes("its removal", PATCH, &own, &label("gpudirect-rdma/test", &Value::Null));
+    tries.refused("another node", NODE, PATCH, &other, &ours);
+    metadata(&mut tries, &own);
+    rest_of_status(&mut tries, &own);
+    events(&mut tries);
+    let without_claim = Tries { token: &unbound, wrong: Vec::new(), ..tries };
+    let mut wrong = std::mem::replace(&mut tries, without_claim).wrong;
+    tries.refused("a token of no node", NODE, PATCH, &own, &ours);
+    tries.refused("a token of no node", EVENT, "POST", EVENTS, &event("n1", &json!({})));
+    wrong.append(&mut tries.wrong);
+
+    // What RBAC refuses before any policy is asked.
+    let generous = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": "generous" },
+        "rules": [{ "apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["*"] }],
+    });
+    cluster.apply("generous", &generous);
+    let account = "--serviceaccount=gdr-system:gdr-agent";
+    cluster.kubectl(&["create", "clusterrolebinding", "generous", "--clusterrole=generous", account]);
+    let mut tries = Tries { cluster, token: &bound, wrong };
+    beyond_rbac(&mut tries);
+    cluster.kubectl(&["delete", "clusterrolebinding/generous", "clusterrole/generous"]);
+    assert!(tries.wrong.is_empty(), "{}", tries.wrong.join("\n"));
+}
+
+/// Whether the API server understands every expression of theirs; until it has looked, it says nothing of any.
+fn are_sound(cluster: &Cluster) {
+    for name in ["gdr-agent-own-node", "gdr-agent-own-events"] {
+        crate::cluster::eventually("the API server has checked the policy's types", || {
+            let policy = cluster.get(&["validatingadmissionpolicy", name]);
+            let (now, checked) = (&policy["metadata"]["generation"], &policy["status"]["observedGeneration"]);
+            crate::cluster::same(checked, now)?;
+            crate::cluster::same(&policy["status"]["typeChecking"]["expressionWarnings"], &Value::Null)
+        });
+    }
+}
+
+fn metadata(tries: &mut Tries<'_>, own: &str) {
+    for key in TRICKS {
+        tries.refused(&format!("the label {key}"), LABELS, PATCH, own, &label(key, &json!("x")));
+        tries.refused(&format!("the annotation {key}"), NOTES, PATCH, own, &annotation(key, &json!("x")));
+    }
+    tries.refused("a foreign label's change", LABELS, PATCH, own, &label("example.com/team", &json!("x")));
+    tries.refused("a foreign label's removal", LABELS, PATCH, own, &label("example.com/team", &Value::Null));
+    tries.refused("a foreign annotation's change", NOTES, PATCH, own, &annotation("example.com/note", &json!("x")));
+    tries.refused("a foreign annotation's removal", NOTES, PATCH, own, &annotation("example.com/note", &Value::Null));
+    tries.refused("a finalizer", OWNERS, PATCH, own, &json!({ "metadata": { "finalizers": ["example.com/stay"] } }));
     let owner = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
-    expect("an owner", 403, "n1", &bound, &json!({ "metadata": { "ownerReferences": [owner] } }));
+    tries.refused("an owner", OWNERS, PATCH, own, &json!({ "metadata": { "ownerReferences": [owner] } }));
+}
+
+fn rest_of_status(tries: &mut Tries<'_>, own: &str) {
     let condition = |condition: Value| json!({ "status": { "conditions": [condition] } });
-    expect("another condition", 403, "n1", &bound, &condition(json!({ "type": "Evil", "status": "True" })));
-    expect("the kubelet's condition", 403, "n1", &bound, &condition(json!({ "type": "Ready", "status": "False" })));
-    let removal = condition(json!({ "type": "PIDPressure", "$patch": "delete" }));
-    expect("the kubelet's condition's removal", 403, "n1", &bound, &removal);
-    let status = [
+    let mut refused = |what: &str, of: Value| tries.refused(what, CONDITION, PATCH, own, &condition(of));
+    refused("another condition", json!({ "type": "Evil", "status": "True" }));
+    refused("one called almost so", json!({ "type": "GPUDirectRDMAReady2", "status": "False" }));
+    refused("the kubelet's condition", json!({ "type": "Ready", "status": "False" }));
+    refused("the kubelet's condition's removal", json!({ "type": "PIDPressure", "$patch": "delete" }));
+    let fields = [
         ("capacity", json!({ "example.com/gold": "7" })),
         ("allocatable", json!({ "example.com/gold": "7" })),
         ("phase", json!("Terminated")),
@@ -87,16 +162,91 @@ pub(crate) fn holds(cluster: &Cluster, node: &Node<'_>) {
         ("features", json!({ "supplementalGroupsPolicy": false })),
         ("declaredFeatures", json!(["TestFeature"])),
     ];
-    for (field, value) in &status {
-        expect(field, 403, "n1", &bound, &json!({ "status": { *field: value } }));
+    for (field, value) in &fields {
+        tries.refused(field, STATUS, PATCH, own, &json!({ "status": { *field: value } }));
     }
     // `conditions` was tried above; `config` the API server itself leaves as it is.
-    let tried: Vec<&str> = status.iter().map(|(field, _)| *field).chain(["conditions", "config"]).collect();
-    let api: Value = serde_json::from_str(&cluster.kubectl(&["get", "--raw", "/openapi/v3/api/v1"])).expect("JSON");
-    let fields =
+    let known: Vec<&str> = fields.iter().map(|(field, _)| *field).chain(["conditions", "config"]).collect();
+    let api = tries.cluster.kubectl(&["get", "--raw", "/openapi/v3/api/v1"]);
+    let api: Value = serde_json::from_str(&api).expect("JSON");
+    let schema =
         api["components"]["schemas"]["io.k8s.api.core.v1.NodeStatus"]["properties"].as_object().expect("fields");
-    wrong.extend(fields.keys().filter(|field| !tried.contains(&field.as_str())).map(|new| format!("{new}: not tried")));
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let new = schema.keys().filter(|field| !known.contains(&field.as_str()));
+    tries.wrong.extend(new.map(|new| format!("{new}: not tried")));
+}
+
+/// A role by which the account may do anything to Nodes.
+fn beyond_rbac(tries: &mut Tries<'_>) {
+    let own = "/api/v1/nodes/n1";
+    let spec = |spec: Value| json!({ "spec": spec });
+    tries.passes("a label of ours", PATCH, own, &label("gpudirect-rdma/test", &json!("x")));
+    tries.passes("its removal", PATCH, own, &label("gpudirect-rdma/test", &Value::Null));
+    let taint = json!({ "key": "example.com/evil", "effect": "NoExecute" });
+    tries.refused("a taint", SPEC, PATCH, own, &spec(json!({ "taints": [taint] })));
+    tries.refused("a cordon", SPEC, PATCH, own, &spec(json!({ "unschedulable": true })));
+    tries.refused(
+        "a pod CIDR",
+        SPEC,
+        PATCH,
+        own,
+        &spec(json!({ "podCIDR": "192.0.2.0/24", "podCIDRs": ["192.0.2.0/24"] })),
+    );
+    tries.refused("a provider's id", SPEC, PATCH, own, &spec(json!({ "providerID": "evil://1" })));
+    tries.refused("a foreign label", LABELS, PATCH, own, &label("example.com/evil", &json!("x")));
+    tries.refused("a foreign annotation", NOTES, PATCH, own, &annotation("example.com/evil", &json!("x")));
+    tries.refused("a finalizer", OWNERS, PATCH, own, &json!({ "metadata": { "finalizers": ["example.com/stay"] } }));
+    tries.refused("another node's taint", NODE, PATCH, "/api/v1/nodes/n2", &spec(json!({ "taints": [taint] })));
+    tries.refused("its deletion", NODE, "DELETE", own, &Value::Null);
+    tries.refused("another node's deletion", NODE, "DELETE", "/api/v1/nodes/n2", &Value::Null);
+    let new = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "evil" } });
+    tries.refused("a new node", NODE, "POST", "/api/v1/nodes", &new);
+}
+
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
+
+/// As the agent's, of a node, but for `other`.
+fn event(node: &str, other: &Value) -> Value {
+    let mut event = json!({
+        "metadata": { "generateName": "test-" }, "eventTime": "2026-01-01T00:00:00.000000Z", "action": "Test",
+        "reason": "Test", "type": "Normal", "reportingController": "gpudirect-rdma/gdr-agent",
+        "reportingInstance": node, "regarding": { "apiVersion": "v1", "kind": "Node", "name": node },
+    });
+    for (key, value) in other.as_object().expect("fields") {
+        event[key] = value.clone();
+    }
+    event
+}
+
+/// Whoever believes an event of somebody else does what it says.
+fn events(tries: &mut Tries<'_>) {
+    tries.passes("an event of our node", "POST", EVENTS, &event("n1", &json!({})));
+    tries.refused("another node's event", EVENT, "POST", EVENTS, &event("n2", &json!({})));
+    let regarding = json!({ "regarding": { "apiVersion": "v1", "kind": "Pod", "name": "n1", "namespace": "default" } });
+    tries.refused("a pod's event", EVENT, "POST", EVENTS, &event("n1", &regarding));
+    tries.refused("an event of nothing", EVENT, "POST", EVENTS, &event("n1", &json!({ "regarding": null })));
+    let kubelet = json!({ "reportingController": "kubelet" });
+    tries.refused("the kubelet's word", EVENT, "POST", EVENTS, &event("n1", &kubelet));
+    for (name, other) in [("theirs", kubelet), ("ours", json!({}))] {
+        let metadata = json!({ "name": name, "namespace": "default" });
+        let mut object = event("n1", &other);
+        object["metadata"] = metadata;
+        (object["apiVersion"], object["kind"]) = (json!("events.k8s.io/v1"), json!("Event"));
+        tries.cluster.apply(name, &object);
+    }
+    let series = json!({ "series": { "count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z" } });
+    tries.passes("an event of ours again", MERGE, &format!("{EVENTS}/ours"), &series);
+    tries.refused("an event of the kubelet's again", EVENT, MERGE, &format!("{EVENTS}/theirs"), &series);
+    let taken = json!({ "reportingController": "gpudirect-rdma/gdr-agent" });
+    tries.refused("an event taken over", EVENT, MERGE, &format!("{EVENTS}/theirs"), &taken);
+    tries.cluster.kubectl(&["delete", "events.events.k8s.io", "theirs", "ours"]);
+}
+
+fn label(key: &str, value: &Value) -> Value {
+    json!({ "metadata": { "labels": { key: value } } })
+}
+
+fn annotation(key: &str, value: &Value) -> Value {
+    json!({ "metadata": { "annotations": { key: value } } })
 }
 
 /// One like the node's agent has.
@@ -108,30 +258,35 @@ fn token(cluster: &Cluster, more: &[&str]) -> String {
     cluster.kubectl(&[&["-n", "gdr-system", "create", "token", "gdr-agent"], more].concat()).trim().to_owned()
 }
 
-/// The HTTP status of the agent's kind of patch.
-fn patch_status(cluster: &Cluster, node: &str, token: &str, patch: &Value) -> u16 {
+/// Kinds of patches: of Nodes, and of events.
+const PATCH: &str = "PATCH strategic-merge-patch+json";
+const MERGE: &str = "PATCH merge-patch+json";
+
+/// HTTP status and message of an answer.
+fn request(cluster: &Cluster, token: &str, method: &str, path: &str, body: &Value) -> (u16, String) {
     let ca = cluster.state().join("pki/ca.crt");
-    let code = cluster.run(
+    let (method, kind) = method.split_once(' ').unwrap_or((method, "json"));
+    let answer = cluster.run(
         "enter",
         &[
             "curl",
             "-s",
-            "-o",
-            "/dev/null",
             "-w",
-            "%{http_code}",
+            "\n%{http_code}",
             "--cacert",
             &ca.to_string_lossy(),
             "-X",
-            "PATCH",
+            method,
             "-H",
             &format!("Authorization: Bearer {token}"),
             "-H",
-            "Content-Type: application/strategic-merge-patch+json",
+            &format!("Content-Type: application/{kind}"),
             "-d",
-            &patch.to_string(),
-            &format!("https://10.99.0.1/api/v1/nodes/{node}/status"),
+            &if body.is_null() { String::new() } else { body.to_string() },
+            &format!("https://10.99.0.1{path}"),
         ],
     );
-    code.trim().parse().expect("an HTTP status")
+    let (body, code) = answer.trim_end().rsplit_once('\n').expect("a body and an HTTP status");
+    let body: Value = serde_json::from_str(body).unwrap_or_default();
+    (code.parse().expect("an HTTP status"), body["message"].as_str().unwrap_or_default().to_owned())
 }

@@ -1,6 +1,8 @@
 //! Publishing under the real binary: what a Node shows, and every way in which an API server fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod cleanup;
+mod fleet;
 mod server;
 #[path = "../support/mod.rs"]
 mod support;

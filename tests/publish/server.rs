@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::tls::{Front, trust};
 
+pub(crate) const NODES: &str = "/api/v1/nodes";
 pub(crate) const NODE: &str = "/api/v1/nodes/n1";
 pub(crate) const STATUS: &str = "/api/v1/nodes/n1/status";
 pub(crate) const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
@@ -34,11 +35,17 @@ pub(crate) enum Trouble {
     Busy(u32),
     /// Nothing, for an hour.
     Hang,
+    /// None; the request after it meets the next.
+    Pass,
 }
 
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) node: Option<Value>,
+    /// All that a list has.
+    pub(crate) fleet: Vec<Value>,
+    /// What each list asked for, after its `?`.
+    pub(crate) queries: Vec<String>,
     pub(crate) events: BTreeMap<String, Value>,
     /// Method and path of each request, with the answer's status.
     pub(crate) requests: Vec<(String, u16)>,
@@ -135,12 +142,13 @@ async fn serve(State(server): State<Server>, request: Request) -> Response {
         request.headers().get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
+    let query = request.uri().query().unwrap_or_default().to_owned();
     let bytes = axum::body::to_bytes(request.into_body(), 1 << 20).await.unwrap_or_default();
     let body: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let trouble = {
         let mut world = server.world();
         let due = world.troubles.iter_mut().find(|(begin, left)| line.starts_with(begin.as_str()) && !left.is_empty());
-        due.and_then(|(_, left)| left.pop_front())
+        due.and_then(|(_, left)| left.pop_front()).filter(|trouble| !matches!(trouble, Trouble::Pass))
     };
     let (status, answer) = match trouble {
         Some(Trouble::Hang) => {
@@ -157,7 +165,8 @@ async fn serve(State(server): State<Server>, request: Request) -> Response {
         }
         Some(Trouble::Status(code, details)) => (code, failure(code, &details)),
         None if bearer != format!("Bearer {}", server.world().token) => (401, failure(401, &Value::Null)),
-        None => answer(&mut server.world(), &method, &path, body),
+        None if method == Method::GET && path == NODES => list(&mut server.world(), query),
+        None | Some(Trouble::Pass) => answer(&mut server.world(), &method, &path, body),
     };
     server.world().requests.push((line, status));
     let json = [(header::CONTENT_TYPE, "application/json")];
@@ -171,7 +180,12 @@ fn failure(code: u16, details: &Value) -> Value {
 fn answer(world: &mut World, method: &Method, path: &str, body: Value) -> (u16, Value) {
     match (method, path) {
         (&Method::GET, NODE) => world.node.clone().map_or((404, failure(404, &Value::Null)), |node| (200, node)),
-        (&Method::PATCH, STATUS) => patch_node(world, &body),
+        (&Method::PATCH, STATUS) if world.fleet.is_empty() => patch_node(world.node.as_mut(), &body),
+        (&Method::PATCH, path) if path.starts_with(NODES) => {
+            let name = path.trim_end_matches("/status").rsplit('/').next();
+            let node = world.fleet.iter_mut().find(|node| node["metadata"]["name"].as_str() == name);
+            patch_node(node, &body)
+        }
         (&Method::POST, EVENTS) => {
             let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
             world.events.insert(name, body.clone());
@@ -191,9 +205,22 @@ fn answer(world: &mut World, method: &Method, path: &str, body: Value) -> (u16, 
     }
 }
 
+/// A page of the fleet; the next one begins at its `continue`. Selectors are noted, and select nothing.
+fn list(world: &mut World, query: String) -> (u16, Value) {
+    let of = |name: &str| query.split('&').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+    let number = |name: &str| of(name).and_then(|text| text.parse::<usize>().ok());
+    let (from, limit) = (number("continue").unwrap_or(0), number("limit").unwrap_or(usize::MAX));
+    let items: Vec<_> = world.fleet.iter().skip(from).take(limit).cloned().collect();
+    let next = from + items.len();
+    let next = if next < world.fleet.len() { next.to_string() } else { String::new() };
+    world.queries.push(query);
+    let metadata = json!({ "resourceVersion": "1", "continue": next });
+    (200, json!({ "apiVersion": "v1", "kind": "NodeList", "metadata": metadata, "items": items }))
+}
+
 /// As the server merges: maps by key, `null` deletes; conditions by their type.
-fn patch_node(world: &mut World, body: &Value) -> (u16, Value) {
-    let Some(node) = &mut world.node else { return (404, failure(404, &Value::Null)) };
+fn patch_node(node: Option<&mut Value>, body: &Value) -> (u16, Value) {
+    let Some(node) = node else { return (404, failure(404, &Value::Null)) };
     let uid = &body["metadata"]["uid"];
     if !uid.is_null() && *uid != node["metadata"]["uid"] {
         let causes = json!({ "causes": [ { "field": "metadata.uid", "reason": "FieldValueInvalid" } ] });
