@@ -52,7 +52,7 @@ const TRICKS: &[&str] = &[
     "gpudirect-rdmas/x",
     "gpudirect",
     "x.gpudirect-rdma/x",
-    "GPUDirect-RDMA/x",
+    "rdma/gpudirect-rdma",
 ];
 
 /// One who asks, and what was not as it should be.
@@ -236,8 +236,6 @@ fn events(tries: &mut Tries<'_>) {
     let series = json!({ "series": { "count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z" } });
     tries.passes("an event of ours again", MERGE, &format!("{EVENTS}/ours"), &series);
     tries.refused("an event of the kubelet's again", EVENT, MERGE, &format!("{EVENTS}/theirs"), &series);
-    let taken = json!({ "reportingController": "gpudirect-rdma/gdr-agent" });
-    tries.refused("an event taken over", EVENT, MERGE, &format!("{EVENTS}/theirs"), &taken);
     tries.cluster.kubectl(&["delete", "events.events.k8s.io", "theirs", "ours"]);
 }
 

@@ -22,7 +22,9 @@ fn written(name: &str, prefix: &str) -> Value {
     node["metadata"]["name"] = json!(name);
     for map in ["labels", "annotations"] {
         let map = &mut node["metadata"][map];
-        THEIRS.iter().for_each(|key| map[key] = json!("keep"));
+        for key in THEIRS {
+            map[key] = json!("keep");
+        }
         map[format!("{prefix}/of-an-older-version")] = json!("x");
         map[format!("{prefix}/report")] = json!("{}");
     }

@@ -250,5 +250,5 @@ fn a_fleet_of_thousands_takes_little_memory() {
     }
     let out = fs::read_to_string(out).unwrap();
     assert!(out.ends_with(&format!("{MANY} ready\n")), "{out}");
-    assert!((5000..100_000).contains(&peak), "{peak} KiB for {} MiB of Nodes", MANY * bytes >> 20);
+    assert!((5000..100_000).contains(&peak), "{peak} KiB for {} MiB of Nodes", (MANY * bytes) >> 20);
 }
