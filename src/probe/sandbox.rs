@@ -1,14 +1,17 @@
-//! What the child gives up before it loads a foreign library: the pod's API token, other devices
-//! than those it needs, and every capability that it does not need. It keeps the host's network
-//! namespace, because RDMA devices and RoCE GIDs live there.
+//! What the child gives up before it loads a foreign library: the tokens of the pod and, beneath the host's root, of
+//! every pod of the node, other devices than those it needs, and every capability that it does not need. It keeps the
+//! host's network namespace, because RDMA devices and RoCE GIDs live there.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
+use landlock::{AccessFs, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError};
 use rustix::{
-    mount::{MountFlags, MountPropagationFlags, mount, mount_bind_recursive, mount_change, mount_move},
+    mount::{
+        MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind_recursive, mount_change, mount_move, unmount,
+    },
     thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities},
 };
 use serde::{Deserialize, Serialize};
@@ -24,7 +27,7 @@ pub struct OwnDev {
     pub nvidia: PathBuf,
 }
 
-/// Where Kubernetes mounts tokens.
+/// Where Kubernetes mounts a pod's tokens.
 const SECRETS: &[&str] = &["/var/run/secrets", "/run/secrets"];
 const DEV: &str = "/dev";
 /// What every library may ask for, the RDMA nodes, and the GPUs' render nodes.
@@ -32,13 +35,18 @@ const NODES: &[&str] = &["null", "zero", "full", "random", "urandom", "shm", "in
 /// To pin memory beyond the limit (`ib_umem_get`), and to open nodes that are not root's.
 const KEPT: CapabilitySet = CapabilitySet::IPC_LOCK.union(CapabilitySet::DAC_OVERRIDE);
 
-/// Gives up what can be given up. Mounts stay as they were without `CAP_SYS_ADMIN`, and where a
-/// security module forbids what the capability allows: the check is worth more than its fence.
+/// Gives up what can be given up. Without `CAP_SYS_ADMIN` there are no mounts of its own, and Landlock, which asks for
+/// no privilege, keeps it from the tokens. Where a security module or an old kernel forbids either: the check is worth
+/// more than its fence.
 pub(super) fn enter(own_dev: Option<&OwnDev>) -> io::Result<()> {
     let sets = capabilities(None)?;
-    if sets.effective.contains(CapabilitySet::SYS_ADMIN)
-        && let Err(error) = fence(own_dev)
-    {
+    let volumes = volumes(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default());
+    if !sets.effective.contains(CapabilitySet::SYS_ADMIN) {
+        let own = SECRETS.iter().filter_map(|dir| fs::canonicalize(dir).ok());
+        if let Err(error) = hide(&own.chain(volumes).collect::<Vec<_>>()) {
+            eprintln!("the probe can read the pod's token: {error}");
+        }
+    } else if let Err(error) = fence(own_dev, &volumes) {
         eprintln!("the probe has no mounts of its own: {error}");
     }
     let kept = CapabilitySets {
@@ -50,12 +58,46 @@ pub(super) fn enter(own_dev: Option<&OwnDev>) -> io::Result<()> {
     Ok(())
 }
 
-fn fence(own_dev: Option<&OwnDev>) -> io::Result<()> {
+/// Where the kubelet mounts tokens and secrets of the node's pods (`…/volumes/kubernetes.io~projected/…`), by
+/// `proc_pid_mountinfo(5)`.
+fn volumes(mountinfo: &str) -> Vec<PathBuf> {
+    let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
+    points.filter(|point| point.contains("/kubernetes.io~")).map(PathBuf::from).collect()
+}
+
+/// Files can be read everywhere but there, `landlock(7)`: what is allowed is named, and so all that lies beside the ways
+/// to them.
+fn hide(denied: &[PathBuf]) -> Result<(), RulesetError> {
+    let rules = Ruleset::default().handle_access(AccessFs::ReadFile)?.create()?;
+    allow(rules, Path::new("/"), denied)?.restrict_self()?;
+    Ok(())
+}
+
+fn allow(mut rules: RulesetCreated, dir: &Path, denied: &[PathBuf]) -> Result<RulesetCreated, RulesetError> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    // Where a link leads is reached by its own way.
+    for path in entries.filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_symlink())).map(|e| e.path()) {
+        if denied.contains(&path) {
+            continue;
+        }
+        rules = match PathFd::new(&path) {
+            _ if denied.iter().any(|denied| denied.starts_with(&path)) => allow(rules, &path, denied)?,
+            Ok(place) => rules.add_rule(PathBeneath::new(place, AccessFs::ReadFile))?,
+            Err(_) => rules, // gone, or not ours
+        };
+    }
+    Ok(rules)
+}
+
+fn fence(own_dev: Option<&OwnDev>, volumes: &[PathBuf]) -> io::Result<()> {
     sys::own_mounts()?;
     // Nothing of this may reach the pod's or the node's mounts.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     for secrets in SECRETS.iter().map(Path::new).filter(|dir| dir.is_dir()) {
         cover(secrets)?;
+    }
+    for volume in volumes {
+        unmount(volume, UnmountFlags::DETACH)?;
     }
     if let Some(own) = own_dev {
         populate(own)?;
@@ -103,6 +145,47 @@ pub fn nvidia_nodes(libcuda: &Path, driver_container: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_of_other_pods_are_known_by_their_mounts() {
+        let pod = "/host/var/lib/kubelet/pods/5cd0/volumes";
+        let mountinfo = format!(
+            "25 1 8:1 / / ro,relatime - ext4 /dev/sda1 ro\n\
+             30 25 0:40 / {pod}/kubernetes.io~projected/kube-api-access-x rw shared:7 - tmpfs tmpfs rw\n\
+             31 25 0:41 / {pod}/kubernetes.io~secret/key rw - tmpfs tmpfs rw\n\
+             32 25 0:42 / /dev/shm rw - tmpfs shm rw\n"
+        );
+        let wanted = ["kubernetes.io~projected/kube-api-access-x", "kubernetes.io~secret/key"];
+        assert_eq!(volumes(&mountinfo), wanted.map(|volume| Path::new(pod).join(volume)));
+    }
+
+    /// By the kernel itself; it holds for this thread alone.
+    #[test]
+    fn what_is_hidden_cannot_be_read_and_all_else_can() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = fs::canonicalize(dir.path()).unwrap();
+        for name in ["pods/a/token", "pods/b/token", "pods/b/log", "beside"] {
+            let file = dir.join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, name).unwrap();
+        }
+        std::os::unix::fs::symlink(dir.join("pods/a"), dir.join("way")).unwrap();
+        let hidden = [dir.join("pods/a"), dir.join("pods/b/token"), dir.join("pods/none")];
+        let read = |name: &str| fs::read_to_string(dir.join(name)).map_err(|error| error.kind());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                hide(&hidden).unwrap();
+                for name in ["pods/a/token", "pods/b/token", "way/token"] {
+                    assert_eq!(read(name), Err(io::ErrorKind::PermissionDenied), "{name}");
+                }
+                for name in ["pods/b/log", "beside"] {
+                    assert_eq!(read(name).as_deref(), Ok(name));
+                }
+                assert!(fs::read("/proc/self/status").is_ok() && fs::File::open("/dev/null").is_ok());
+            });
+        });
+        assert!(read("pods/a/token").is_ok(), "another thread");
+    }
 
     #[test]
     fn a_driver_containers_nodes_go_with_its_library() {

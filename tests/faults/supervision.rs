@@ -138,6 +138,50 @@ fn status(process: u32, name: &str) -> String {
     text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned()
 }
 
+const TOKEN: &str = "/run/secrets/kubernetes.io/serviceaccount/token";
+
+/// Mounts of the test's own, with a token where Kubernetes puts it, and another pod's as the host has it.
+const TOKENS: &str = "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io/serviceaccount && \
+    echo secret > /run/secrets/kubernetes.io/serviceaccount/token && \
+    other=/run/host/pods/1/volumes/kubernetes.io~projected/api && mkdir -p $other && \
+    mount -t tmpfs none $other && echo secret > $other/token && exec \"$@\"";
+const OTHER_TOKEN: &str = "/run/host/pods/1/volumes/kubernetes.io~projected/api/token";
+
+/// A check among such mounts.
+fn among_tokens(node: &Node, inside: &[&str]) -> Command {
+    let command = node.command(&["check"]);
+    let mut unshared = Command::new("unshare");
+    unshared
+        .args(["--mount", "sh", "-c", TOKENS, "sh"])
+        .args(inside)
+        .arg(command.get_program())
+        .args(command.get_args());
+    unshared.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    unshared.stdout(Stdio::null()).stderr(Stdio::null());
+    unshared
+}
+
+/// Without mounts of its own: by Landlock, which hides them from no child but this one's own reads.
+#[test]
+fn an_unprivileged_child_cannot_read_tokens_either() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not root: no mounts");
+        return;
+    }
+    for (inside, seen) in [(&["setpriv", "--bounding-set", "-sys_admin"][..], "PermissionDenied"), (&[], "NotFound")] {
+        let mut node = Node::new(1, 1);
+        node.order(&format!("cuInit=read:{TOKEN};cuInit=read:{OTHER_TOKEN};cuInit=read:/proc/self/status"));
+        let status = among_tokens(&node, inside).status().unwrap();
+        assert_eq!(status.code(), Some(0), "the check is as good as any");
+        let ledger = node.ledger();
+        for token in [TOKEN, OTHER_TOKEN] {
+            let line = format!("can't read {token}: {seen}");
+            assert!(ledger.iter().any(|entry| entry.contains(&line)), "no `{line}` in {ledger:?}");
+        }
+        assert!(ledger.iter().any(|entry| entry.contains("read /proc/self/status")), "{ledger:?}");
+    }
+}
+
 /// It loads foreign libraries: it can pin memory and open nodes, and nothing else that root can, and
 /// the pod's token is out of its reach.
 #[test]
@@ -148,23 +192,16 @@ fn a_child_has_neither_token_nor_capabilities() {
     }
     let mut node = Node::new(1, 1);
     node.order("cuInit=delay:5000");
-    let command = node.command(&["check"]);
-    let mut inside = Command::new("unshare");
-    // Mounts of the test's own, with a token where Kubernetes puts it.
-    let script = "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io/serviceaccount && \
-                  echo secret > /run/secrets/kubernetes.io/serviceaccount/token && exec \"$@\"";
-    inside.args(["--mount", "sh", "-c", script, "sh"]).arg(command.get_program()).args(command.get_args());
-    inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let mut parent = inside.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut parent = among_tokens(&node, &[]).spawn().unwrap();
     let child = probe_of(parent.id());
     thread::sleep(Duration::from_millis(700));
-    let token = "run/secrets/kubernetes.io/serviceaccount/token";
-    let (theirs, ours) = (format!("/proc/{}/root/{token}", parent.id()), format!("/proc/{child}/root/{token}"));
-    let seen = (fs::exists(theirs).unwrap(), fs::exists(ours).unwrap());
+    let sees =
+        |process: u32| [TOKEN, OTHER_TOKEN].map(|token| fs::exists(format!("/proc/{process}/root{token}")).unwrap());
+    let seen = (sees(parent.id()), sees(child));
     let capabilities = ["CapEff:", "CapPrm:", "CapInh:"].map(|set| status(child, set));
     parent.kill().unwrap();
     parent.wait().unwrap();
-    assert_eq!(seen, (true, false), "the parent's token, and the child's");
+    assert_eq!(seen, ([true; 2], [false; 2]), "what the parent sees, and the child");
     // DAC_OVERRIDE (1) and IPC_LOCK (14), as far as this test itself has them.
     for set in capabilities {
         assert_eq!(u64::from_str_radix(&set, 16).unwrap() & !0x4002, 0, "{set}");

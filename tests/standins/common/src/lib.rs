@@ -85,6 +85,10 @@ fn carry_out(what: &str, item: &str) -> Option<Fault> {
             }
         }
         "write" => std::fs::write(value, "x").unwrap_or_else(|error| eprintln!("standin: {item}: {error}")),
+        "read" => match std::fs::read(value) {
+            Ok(_) => ledger(&format!("read {value}")),
+            Err(error) => ledger(&format!("can't read {value}: {:?}", error.kind())),
+        },
         "exit" => std::process::exit(value.parse().unwrap_or_else(|_| refuse(item))),
         "crash" => {
             let signal = match value {
