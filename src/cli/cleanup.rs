@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{Global, Outcome, context::runtime, print};
+use super::{CliError, Global, Outcome, context::runtime, print};
 use crate::{
     config,
     node::{self, Target},
@@ -22,8 +22,13 @@ pub struct Arguments {
 }
 
 pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
-    let config = config::load(global.config.as_deref(), std::env::vars())?;
-    let prefix = arguments.prefix.clone().unwrap_or(config.publish.prefix);
+    let mut publish = config::load(global.config.as_deref(), std::env::vars())?.publish;
+    if let Some(prefix) = &arguments.prefix {
+        publish.prefix.clone_from(prefix);
+        // What no agent was ever allowed to write, none has to take away.
+        config::validate_prefix(&publish).map_err(|(_, problem)| CliError::Usage(format!("--prefix {problem}")))?;
+    }
+    let prefix = publish.prefix;
     let target = if arguments.all_nodes {
         Target::All
     } else {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use load::{ConfigError, DEFAULT_PATH, load};
 pub use units::{ByteSize, Interval, Span};
+pub use validate::validate_prefix;
 
 use crate::report::Method;
 

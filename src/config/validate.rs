@@ -105,7 +105,11 @@ pub(super) fn validate(config: &Config) -> Result<(), Problem> {
     Ok(())
 }
 
-fn validate_prefix(publish: &Publish) -> Result<(), Problem> {
+/// Whether keys may begin so: outside what is Kubernetes' own, and valid as a label's name.
+///
+/// # Errors
+/// The key's path, and what is wrong with its value.
+pub fn validate_prefix(publish: &Publish) -> Result<(), Problem> {
     let prefix = &publish.prefix;
     let problem = if !is_dns_subdomain(prefix) {
         "a lower-case DNS name of at most 253 characters"

@@ -54,7 +54,11 @@ pub async fn cleanup(target: &Target, prefix: &str) -> Result<Cleaned, CleanupEr
             let node = call("read the node", "get nodes", sweep.api.get(name)).await?;
             sweep.clean(&node).await;
         }
-        Target::All => sweep.all().await?,
+        Target::All => {
+            if let Err(error) = sweep.all().await {
+                sweep.failed.push(error.text); // beside the Nodes that failed before it
+            }
+        }
     }
     if sweep.failed.is_empty() { Ok(sweep.done) } else { Err(CleanupError(sweep.failed.join("; "))) }
 }

@@ -195,9 +195,9 @@ fn a_child_has_neither_token_nor_capabilities() {
     let mut parent = among_tokens(&node, &[]).spawn().unwrap();
     let child = probe_of(parent.id());
     thread::sleep(Duration::from_millis(700));
-    let sees =
+    let reaches =
         |process: u32| [TOKEN, OTHER_TOKEN].map(|token| fs::exists(format!("/proc/{process}/root{token}")).unwrap());
-    let seen = (sees(parent.id()), sees(child));
+    let seen = (reaches(parent.id()), reaches(child));
     let capabilities = ["CapEff:", "CapPrm:", "CapInh:"].map(|set| status(child, set));
     parent.kill().unwrap();
     parent.wait().unwrap();

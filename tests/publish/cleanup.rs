@@ -94,6 +94,28 @@ fn another_prefix_is_cleaned_alone() {
     assert_eq!(label, "ready", "the condition, which has no prefix, is all that it loses");
 }
 
+/// Kubernetes' own labels were never an agent's to write.
+#[test]
+fn a_prefix_that_no_agent_can_have_is_refused() {
+    let beside = Beside::new(fleet(1));
+    for prefix in ["kubernetes.io", "node.kubernetes.io", "k8s.io", "Bad_Prefix", ""] {
+        let ran = beside.run(&["cleanup", "--all-nodes", "--prefix", prefix]).exits(64);
+        assert!(ran.err.contains("--prefix is `") && ran.err.contains("must be"), "{}", ran.err);
+    }
+    assert_eq!(beside.server.since(0), Vec::<String>::new(), "nothing was asked for");
+}
+
+#[test]
+fn a_list_that_ends_halfway_hides_no_node_that_failed() {
+    let beside = Beside::new(fleet(150));
+    beside.server.trouble("GET", &[Trouble::Pass, Trouble::Status(403, Value::Null)]);
+    beside.server.trouble("PATCH /api/v1/nodes/n7/status", &[Trouble::Status(500, Value::Null)]);
+    let ran = beside.run(&["cleanup", "--all-nodes"]).exits(1);
+    for part in ["n7: can't patch", "can't list the nodes: 403"] {
+        assert!(ran.err.contains(part), "no `{part}` in {}", ran.err);
+    }
+}
+
 #[test]
 fn a_node_that_fails_keeps_no_other_from_it() {
     for code in [403, 409, 500] {
