@@ -211,7 +211,7 @@ mod tests {
         let mut scene = Scene::new();
         scene.grow(16, 36);
         for gpu in 0..16 {
-            (0..36).for_each(|hca| scene.set_both(gpu, hca, &refused(Step::RegMr, 12)));
+            scene.break_gpu(gpu);
         }
         let text = Annotation::of(&scene.report()).text();
         assert!(text.len() <= LIMIT, "{}", text.len());

@@ -3,18 +3,17 @@
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api,
-    api::{ListParams, ObjectList, Patch, PatchParams},
+    api::{Patch, PatchParams},
 };
 
 use super::{
-    api::{CallError, Trouble, call, client},
+    api::{CallError, call, client},
     body::removal,
+    list::Pages,
 };
 
 /// Nodes in one page of a list, which are cleaned before the next one is asked for.
 const PAGE: u32 = 100;
-/// A list whose continuation has expired begins anew, so often; what is clean already costs nothing.
-const TRIES: u32 = 3;
 
 /// Which Nodes.
 #[derive(Debug, Clone)]
@@ -47,7 +46,8 @@ pub struct Cleaned {
 
 /// Removes. A Node that fails does not keep the others from being cleaned.
 pub async fn cleanup(target: &Target, prefix: &str) -> Result<Cleaned, CleanupError> {
-    let api: Api<Node> = Api::all(client().await?);
+    let client = client().await?;
+    let api = Api::all(client.clone());
     let mut sweep = Sweep { api, prefix, done: Cleaned::default(), failed: Vec::new() };
     match target {
         Target::One(name) => {
@@ -55,7 +55,7 @@ pub async fn cleanup(target: &Target, prefix: &str) -> Result<Cleaned, CleanupEr
             sweep.clean(&node).await;
         }
         Target::All => {
-            if let Err(error) = sweep.all().await {
+            if let Err(error) = sweep.all(Pages::new(client, None, PAGE)).await {
                 sweep.failed.push(error.text); // beside the Nodes that failed before it
             }
         }
@@ -71,27 +71,18 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    async fn all(&mut self) -> Result<(), CallError> {
-        let (mut params, mut tries) = (ListParams::default().limit(PAGE), 0);
-        loop {
-            let page: ObjectList<Node> = match call("list the nodes", "list nodes", self.api.list(&params)).await {
-                Ok(page) => page,
-                Err(error) if error.trouble == Trouble::Expired && tries < TRIES => {
-                    (params.continue_token, tries) = (None, tries + 1);
-                    self.done.looked_at = 0;
-                    self.failed.clear();
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            for node in &page.items {
+    async fn all(&mut self, mut pages: Pages<Node>) -> Result<(), CallError> {
+        while let Some(page) = pages.next().await? {
+            if page.is_first {
+                // What is clean already costs nothing.
+                self.done.looked_at = 0;
+                self.failed.clear();
+            }
+            for node in &page.nodes {
                 self.clean(node).await;
             }
-            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-            if params.continue_token.is_none() {
-                return Ok(());
-            }
         }
+        Ok(())
     }
 
     async fn clean(&mut self, node: &Node) {

@@ -1,14 +1,14 @@
 //! The fleet, from what its Nodes show: labels, condition and annotation, nothing else.
 
 use jiff::{SignedDuration, Timestamp};
-use kube::Client;
 use serde::{Deserialize, Serialize};
 
 use super::{
     CONDITION,
     annotation::Annotation,
-    api::{CallError, Trouble, call, client},
+    api::{CallError, client},
     body::ANNOTATION,
+    list::Pages,
 };
 use crate::{
     config::Publish,
@@ -17,13 +17,11 @@ use crate::{
 
 /// Nodes in one page: a few megabytes, where each has images and annotations of others.
 const PAGE: u32 = 250;
-/// A list whose continuation has expired begins anew, so often.
-const TRIES: u32 = 3;
 /// Heartbeats that may be missed.
 const PERIODS: u32 = 3;
 
 /// Every node that shows something of this agent's, the worst first.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Default)]
 #[serde(rename_all = "camelCase")]
 pub struct Fleet {
     /// They, the worst first.
@@ -112,60 +110,23 @@ struct Condition {
     last_heartbeat_time: Option<Timestamp>,
 }
 
-#[derive(Debug, Deserialize)]
-struct Page {
-    metadata: PageMetadata,
-    items: Vec<Slim>,
-}
-
-#[derive(Debug, Deserialize)]
-struct PageMetadata {
-    #[serde(default, rename = "continue")]
-    next: String,
-}
-
 /// Asks the API server for the Nodes that `selector` (of labels) takes, page by page.
 pub async fn fleet(publish: &Publish, selector: Option<&str>) -> Result<Fleet, FleetError> {
-    let client = client().await?;
-    let mut tries = 0;
-    loop {
-        match read(&client, publish, selector).await {
-            Err(error) if error.trouble == Trouble::Expired && tries < TRIES => tries += 1,
-            other => return Ok(other?),
+    let mut pages = Pages::<Slim>::new(client().await?, selector, PAGE);
+    let mut fleet = Fleet::default();
+    while let Some(page) = pages.next().await? {
+        if page.is_first {
+            fleet = Fleet::default();
         }
-    }
-}
-
-async fn read(client: &Client, publish: &Publish, selector: Option<&str>) -> Result<Fleet, CallError> {
-    let mut fleet = Fleet { nodes: Vec::new(), without_agent: 0 };
-    let mut next = String::new();
-    loop {
-        let page: Page = call("list the nodes", "list nodes", client.request(page_request(selector, &next)?)).await?;
-        for node in page.items {
+        for node in page.nodes {
             match member(node, publish, Timestamp::now()) {
                 Some(member) => fleet.nodes.push(member),
                 None => fleet.without_agent += 1,
             }
         }
-        next = page.metadata.next;
-        if next.is_empty() {
-            fleet.nodes.sort_by(|a, b| (rank(a.state), &a.name).cmp(&(rank(b.state), &b.name)));
-            return Ok(fleet);
-        }
     }
-}
-
-fn page_request(selector: Option<&str>, next: &str) -> Result<axum::http::Request<Vec<u8>>, CallError> {
-    let mut params = kube::api::ListParams::default().limit(PAGE);
-    if let Some(selector) = selector {
-        params = params.labels(selector);
-    }
-    if !next.is_empty() {
-        params = params.continue_token(next);
-    }
-    kube::core::Request::new("/api/v1/nodes")
-        .list(&params)
-        .map_err(|error| CallError { text: format!("can't list the nodes: {error}"), trouble: Trouble::Refused })
+    fleet.nodes.sort_by(|a, b| (rank(a.state), &a.name).cmp(&(rank(b.state), &b.name)));
+    Ok(fleet)
 }
 
 /// The worst first.

@@ -7,6 +7,7 @@ mod body;
 mod cleanup;
 mod events;
 mod fleet;
+mod list;
 mod nfd;
 mod outliers;
 mod publisher;

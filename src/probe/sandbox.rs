@@ -40,14 +40,15 @@ const KEPT: CapabilitySet = CapabilitySet::IPC_LOCK.union(CapabilitySet::DAC_OVE
 /// more than its fence.
 pub(super) fn enter(own_dev: Option<&OwnDev>) -> io::Result<()> {
     let sets = capabilities(None)?;
-    let volumes = volumes(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default());
-    if !sets.effective.contains(CapabilitySet::SYS_ADMIN) {
+    if sets.effective.contains(CapabilitySet::SYS_ADMIN) {
+        if let Err(error) = fence(own_dev) {
+            eprintln!("the probe has no mounts of its own: {error}");
+        }
+    } else {
         let own = SECRETS.iter().filter_map(|dir| fs::canonicalize(dir).ok());
-        if let Err(error) = hide(&own.chain(volumes).collect::<Vec<_>>()) {
+        if let Err(error) = hide(&own.chain(volumes(&mounts())).collect::<Vec<_>>()) {
             eprintln!("the probe can read the pod's token: {error}");
         }
-    } else if let Err(error) = fence(own_dev, &volumes) {
-        eprintln!("the probe has no mounts of its own: {error}");
     }
     let kept = CapabilitySets {
         effective: sets.effective & KEPT,
@@ -58,8 +59,12 @@ pub(super) fn enter(own_dev: Option<&OwnDev>) -> io::Result<()> {
     Ok(())
 }
 
-/// Where the kubelet mounts tokens and secrets of the node's pods (`…/volumes/kubernetes.io~projected/…`), by
-/// `proc_pid_mountinfo(5)`.
+fn mounts() -> String {
+    fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
+}
+
+/// Where the kubelet mounts the volumes of the node's pods, tokens and secrets among them
+/// (`…/volumes/kubernetes.io~projected/…`), by `proc_pid_mountinfo(5)`.
 fn volumes(mountinfo: &str) -> Vec<PathBuf> {
     let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
     points.filter(|point| point.contains("/kubernetes.io~")).map(PathBuf::from).collect()
@@ -89,15 +94,16 @@ fn allow(mut rules: RulesetCreated, dir: &Path, denied: &[PathBuf]) -> Result<Ru
     Ok(rules)
 }
 
-fn fence(own_dev: Option<&OwnDev>, volumes: &[PathBuf]) -> io::Result<()> {
+fn fence(own_dev: Option<&OwnDev>) -> io::Result<()> {
     sys::own_mounts()?;
     // Nothing of this may reach the pod's or the node's mounts.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     for secrets in SECRETS.iter().map(Path::new).filter(|dir| dir.is_dir()) {
         cover(secrets)?;
     }
-    for volume in volumes {
-        unmount(volume, UnmountFlags::DETACH)?;
+    // From here on no pod that comes or goes changes them.
+    for volume in volumes(&mounts()) {
+        unmount(&volume, UnmountFlags::DETACH)?;
     }
     if let Some(own) = own_dev {
         populate(own)?;

@@ -92,6 +92,11 @@ impl Scene {
         }
     }
 
+    /// A GPU with which nothing can be registered.
+    pub(crate) fn break_gpu(&mut self, gpu: usize) {
+        (0..self.inventory.hcas.len()).for_each(|hca| self.set_both(gpu, hca, &refused(Step::RegMr, 12)));
+    }
+
     /// A row that ended at a step before its HCAs, as its parent completes it.
     pub(crate) fn stop(&mut self, gpu: usize, step: Step, end: End, outcome: Outcome) {
         let code = end.code();
@@ -167,7 +172,7 @@ impl Scene {
 
     /// With what is published then, after a look or a check.
     pub(crate) fn publish(&mut self, full_check: bool) -> (Assessment, Verdict) {
-        let mut memory = self.memory.clone();
+        let mut memory = std::mem::take(&mut self.memory);
         let (assessment, full_check) =
             take_in(&mut memory, &self.inventory, full_check, self.now, |memory| self.assess_with(memory));
         let (verdict, findings) = (&assessment.verdict, &assessment.findings);

@@ -16,11 +16,6 @@ use crate::{
 use State::{Degraded, NotReady, Ready, Unknown};
 
 impl Scene {
-    /// A GPU with which nothing can be registered.
-    fn break_gpu(&mut self, gpu: usize) {
-        (0..8).for_each(|hca| self.set_both(gpu, hca, &refused(Step::RegMr, 12)));
-    }
-
     /// `cuInit` ends with this number for every GPU.
     fn no_cuda(&mut self, number: u32) {
         (0..8).for_each(|gpu| {
@@ -40,6 +35,12 @@ impl Scene {
     fn reason(&self) -> Reason {
         self.memory.damping.published.as_ref().unwrap().reason
     }
+}
+
+/// A GPU fails in a check of that second, and in the next one.
+fn falls_at(scene: &mut Scene, second: i64) {
+    scene.break_gpu(0);
+    assert_eq!(checks(scene, [second, second + 10]), [Ready, Degraded]);
 }
 
 /// A check in each of these seconds.
@@ -233,8 +234,7 @@ fn a_rail_that_nobody_could_try_makes_it_unknown() {
 fn a_paused_node_says_nothing_and_is_what_it_was_afterwards() {
     let mut scene = Scene::new();
     scene.check_at(0);
-    scene.break_gpu(0);
-    assert_eq!(checks(&mut scene, [10, 20]), [Ready, Degraded]);
+    falls_at(&mut scene, 10);
     scene.node = Some(NodeView { paused_until: Timestamp::from_second(1000).ok(), ..NodeView::default() });
     assert_eq!([scene.look_at(30), scene.look_at(999)], [Unknown; 2]);
     scene.verify_all();
@@ -246,13 +246,11 @@ fn a_paused_node_says_nothing_and_is_what_it_was_afterwards() {
 fn a_clock_that_jumps_neither_holds_nor_proves() {
     let mut scene = Scene::new();
     scene.check_at(1_000_000);
-    scene.break_gpu(0);
-    assert_eq!(checks(&mut scene, [1_000_010, 1_000_020]), [Ready, Degraded]);
+    falls_at(&mut scene, 1_000_010);
     scene.verify_all();
     // Back by eleven days: the hold begins anew, and ends.
     assert_eq!(checks(&mut scene, [0, 10, 20, 299, 300]), [Degraded, Degraded, Degraded, Degraded, Ready]);
-    scene.break_gpu(0);
-    assert_eq!(checks(&mut scene, [310, 320]), [Ready, Degraded]);
+    falls_at(&mut scene, 310);
     scene.verify_all();
     assert_eq!(checks(&mut scene, [330, 10_000_000]), [Degraded; 2], "two checks, whatever the clock says");
     assert_eq!(scene.look_at(20_000_000), Degraded, "a look is no check");

@@ -260,7 +260,7 @@ fn a_change_under_way_is_no_fault() {
 
     let mut scene = Scene::new();
     scene.node = Some(under_way);
-    (0..8).for_each(|hca| scene.set_both(0, hca, &super::fixture::refused(crate::probe::Step::RegMr, 12)));
+    scene.break_gpu(0);
     assert_eq!(judged(&scene).0, State::Degraded, "a refused registration is none of it");
 }
 

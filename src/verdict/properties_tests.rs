@@ -261,7 +261,7 @@ proptest! {
         let mut scene = Scene::new();
         let break_it = |scene: &mut Scene| {
             if let Some(gpu) = broken {
-                (0..8).for_each(|hca| scene.set_both(gpu, hca, &refused(Step::RegMr, 12)));
+                scene.break_gpu(gpu);
             }
         };
         break_it(&mut scene);

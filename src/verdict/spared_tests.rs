@@ -1,6 +1,6 @@
 //! GPUs that were left alone: what part they play, what they are called, and what stays of before.
 
-use super::fixture::{Scene, refused};
+use super::fixture::Scene;
 use crate::{
     probe::{Step, protocol::End},
     report::{GpuRole, Outcome, Reason, Severity, State},
@@ -61,7 +61,7 @@ fn the_last_outcome_stays() {
     for bad in [false, true] {
         let mut scene = Scene::new();
         if bad {
-            (0..8).for_each(|hca| scene.set_both(0, hca, &refused(Step::RegMr, 12)));
+            scene.break_gpu(0);
         }
         let before = scene.finish_check();
         (0..8).for_each(|gpu| scene.spare(gpu, Spared::Busy));

@@ -141,7 +141,7 @@ mod table {
     fn all_gpus_unserved_is_not_ready_and_some_is_degraded() {
         let mut scene = Scene::new();
         for gpu in 0..8 {
-            (0..8).for_each(|hca| scene.set_both(gpu, hca, &refused(Step::RegMr, 12)));
+            scene.break_gpu(gpu);
             let expected = if gpu < 7 { State::Degraded } else { State::NotReady };
             assert_eq!(judged(&scene).0, expected, "{} GPUs", gpu + 1);
         }
@@ -263,7 +263,7 @@ mod carried {
         for (now, then) in [(State::Ready, false), (State::Degraded, true)] {
             let mut scene = Scene::new();
             if then {
-                (0..8).for_each(|hca| scene.set_both(0, hca, &refused(Step::RegMr, 12)));
+                scene.break_gpu(0);
             }
             scene.finish_check();
             (0..8).for_each(|gpu| scene.busy(gpu));

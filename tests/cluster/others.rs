@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, MARK};
 use crate::node::Node;
 
-const KEYS: &[&str] = &[
+pub(crate) const KEYS: &[&str] = &[
     "example.com/gpudirect-rdma",
     "gdr.io-rdma/x",
     "gpudirect",

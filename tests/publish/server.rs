@@ -148,7 +148,7 @@ async fn serve(State(server): State<Server>, request: Request) -> Response {
     let trouble = {
         let mut world = server.world();
         let due = world.troubles.iter_mut().find(|(begin, left)| line.starts_with(begin.as_str()) && !left.is_empty());
-        due.and_then(|(_, left)| left.pop_front()).filter(|trouble| !matches!(trouble, Trouble::Pass))
+        due.and_then(|(_, left)| left.pop_front())
     };
     let (status, answer) = match trouble {
         Some(Trouble::Hang) => {
@@ -164,9 +164,10 @@ async fn serve(State(server): State<Server>, request: Request) -> Response {
                 .into_response();
         }
         Some(Trouble::Status(code, details)) => (code, failure(code, &details)),
-        None if bearer != format!("Bearer {}", server.world().token) => (401, failure(401, &Value::Null)),
-        None if method == Method::GET && path == NODES => list(&mut server.world(), query),
-        None | Some(Trouble::Pass) => answer(&mut server.world(), &method, &path, body),
+        None | Some(Trouble::Pass) if bearer != format!("Bearer {}", server.world().token) => {
+            (401, failure(401, &Value::Null))
+        }
+        None | Some(Trouble::Pass) => answer(&mut server.world(), (&method, &path, query), body),
     };
     server.world().requests.push((line, status));
     let json = [(header::CONTENT_TYPE, "application/json")];
@@ -177,14 +178,16 @@ fn failure(code: u16, details: &Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code, "message": "not now", "reason": "Test", "details": details })
 }
 
-fn answer(world: &mut World, method: &Method, path: &str, body: Value) -> (u16, Value) {
+/// `asked`: method, path, and what came after its `?`.
+fn answer(world: &mut World, asked: (&Method, &str, String), body: Value) -> (u16, Value) {
+    let (method, path, query) = asked;
     match (method, path) {
+        (&Method::GET, NODES) => list(world, query),
         (&Method::GET, NODE) => world.node.clone().map_or((404, failure(404, &Value::Null)), |node| (200, node)),
-        (&Method::PATCH, STATUS) if world.fleet.is_empty() => patch_node(world.node.as_mut(), &body),
         (&Method::PATCH, path) if path.starts_with(NODES) => {
             let name = path.trim_end_matches("/status").rsplit('/').next();
-            let node = world.fleet.iter_mut().find(|node| node["metadata"]["name"].as_str() == name);
-            patch_node(node, &body)
+            let mut nodes = world.fleet.iter_mut().chain(&mut world.node);
+            patch_node(nodes.find(|node| node["metadata"]["name"].as_str() == name), &body)
         }
         (&Method::POST, EVENTS) => {
             let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
