@@ -93,7 +93,10 @@ fn as_kubectls_plugin_it_is_about_the_nodes() {
     };
     for asks_the_server in [&[][..], &["-o", "wide"], &["-l", "check"], &["--state", "ready"], &["nodes"]] {
         let (status, text) = run(asks_the_server);
-        assert!(status == 3 && text.contains("the right to list nodes"), "{asks_the_server:?}: {status} {text}");
+        assert!(
+            status == 3 && text.contains("it asks as kubectl does, with KUBECONFIG"),
+            "{asks_the_server:?}: {status} {text}"
+        );
     }
     let (status, text) = run(&["--nodes"]);
     assert!(status == 64 && text.contains("Usage: kubectl gdr nodes"), "{text}");

@@ -95,6 +95,11 @@ const BAD: &[(&str, &str, &str)] = &[
         "`a/b` too",
     ),
     ("check: { select: { gpus: [ { linkLayer: roce } ] } }", "check.select.gpus[0].linkLayer", "of HCAs alone"),
+    (
+        "check: { select: { gpus: [ { function: vf } ] } }",
+        "check.select.gpus[0].function",
+        "is `vf`, and of HCAs alone",
+    ),
     ("check: { select: { gpus: [ {} ] } }", "check.select.gpus[0]", "empty"),
     ("policy: { expect: [ { product: x } ] }", "policy.expect[0]", "asks for nothing"),
     ("policy: { expect: [ { gpuModel: \" \", gpus: 1 } ] }", "policy.expect[0].gpuModel", "glob"),

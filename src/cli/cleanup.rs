@@ -16,7 +16,8 @@ pub struct Arguments {
     /// Every Node of the cluster, not only this one
     #[arg(long)]
     all_nodes: bool,
-    /// Prefix of the keys to remove, when it was another one [default: publish.prefix]
+    /// Prefix of the keys to remove, when it was another one [default: publish.prefix]. The condition has none and goes
+    /// too; an agent that runs writes it anew with its next heartbeat
     #[arg(long, value_name = "PREFIX")]
     prefix: Option<String>,
 }

@@ -33,6 +33,13 @@ pub struct Arguments {
     outliers: bool,
 }
 
+impl Arguments {
+    fn takes(&self, one: &node::Member) -> bool {
+        (self.state.is_empty() || self.state.contains(&one.state))
+            && (self.reason.is_empty() || self.reason.iter().any(|reason| reason.eq_ignore_ascii_case(&one.reason)))
+    }
+}
+
 /// Form of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Form {
@@ -53,18 +60,16 @@ pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
     let config = config::load(global.config.as_deref(), std::env::vars())?;
     let asked = runtime()?.block_on(node::fleet(&config.publish, arguments.selector.as_deref()));
     let mut fleet = asked.map_err(|error| {
-        CliError::Unknown(format!(
-            "{error}; it needs what kubectl needs: KUBECONFIG or ~/.kube/config, and the right to list nodes"
-        ))
+        CliError::Unknown(format!("{error}; it asks as kubectl does, with KUBECONFIG or ~/.kube/config"))
     })?;
     if arguments.outliers {
-        return show_outliers(&fleet, arguments.output);
+        // All are siblings; the filters say whose differences are shown.
+        let mut outliers = node::outliers(&fleet.nodes);
+        fleet.nodes.retain(|one| arguments.takes(one));
+        outliers.retain(|odd| fleet.nodes.iter().any(|one| one.name == odd.node));
+        return show_outliers(&outliers, arguments.output);
     }
-    let wanted = |one: &node::Member| {
-        (arguments.state.is_empty() || arguments.state.contains(&one.state))
-            && (arguments.reason.is_empty() || arguments.reason.iter().any(|r| r.eq_ignore_ascii_case(&one.reason)))
-    };
-    fleet.nodes.retain(wanted);
+    fleet.nodes.retain(|one| arguments.takes(one));
     match arguments.output {
         Form::Json => print(&(json(&fleet)? + "\n")),
         form => print(&render::fleet(&fleet, form == Form::Wide, Timestamp::now(), Style::of_stdout())),
@@ -72,11 +77,10 @@ pub(super) fn main(global: &Global, arguments: &Arguments) -> Outcome {
     Ok(exit(&fleet))
 }
 
-fn show_outliers(fleet: &Fleet, form: Form) -> Outcome {
-    let outliers = node::outliers(&fleet.nodes);
+fn show_outliers(outliers: &[node::Outlier], form: Form) -> Outcome {
     match form {
         Form::Json => print(&(json(&outliers)? + "\n")),
-        Form::Table | Form::Wide => print(&render::outliers(&outliers, Style::of_stdout())),
+        Form::Table | Form::Wide => print(&render::outliers(outliers, Style::of_stdout())),
     }
     Ok(ExitCode::from(u8::from(!outliers.is_empty())))
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Config, Expect, Interval, Publish, Resource, Selector, Span};
+use super::{Config, Expect, Function, Interval, Publish, Resource, Selector, Span};
 use crate::report::API_VERSION;
 
 /// Path of the key, and what is wrong with what it has.
@@ -84,7 +84,10 @@ pub(super) fn validate(config: &Config) -> Result<(), Problem> {
             ("nearest", selector.nearest.map(|nearest| nearest.to_string())),
             ("linkLayer", selector.link_layer.clone()),
             ("minRateGbps", selector.min_rate_gbps.map(|rate| rate.to_string())),
-            ("function", selector.function.map(|function| format!("{function:?}").to_lowercase())),
+            (
+                "function",
+                selector.function.map(|function| if function == Function::Pf { "pf" } else { "vf" }.to_owned()),
+            ),
         ];
         if let Some((name, Some(value))) = of_an_hca.into_iter().find(|(_, value)| value.is_some()) {
             let key = format!("check.select.gpus[{i}].{name}");

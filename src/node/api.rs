@@ -130,7 +130,7 @@ fn refused(what: &str, right: &str, status: &kube::core::Status) -> CallError {
     };
     let hint = match status.code {
         401 => "; the token is old or foreign, and is read again".to_owned(),
-        403 => format!("; it needs the right to {right}, which the chart's roles grant (rbac.yaml)"),
+        403 => format!("; it needs the right to {right}, which the chart's roles grant the agent (rbac.yaml)"),
         _ => String::new(),
     };
     CallError { text: format!("can't {what}: {} {}{hint}", status.code, status.message), trouble }

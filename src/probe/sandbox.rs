@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use landlock::{AccessFs, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError};
+use landlock::{
+    AccessFs, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError,
+    RulesetStatus,
+};
 use rustix::{
     mount::{
         MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind_recursive, mount_change, mount_move, unmount,
@@ -46,8 +49,11 @@ pub(super) fn enter(own_dev: Option<&OwnDev>) -> io::Result<()> {
         }
     } else {
         let own = SECRETS.iter().filter_map(|dir| fs::canonicalize(dir).ok());
-        if let Err(error) = hide(&own.chain(volumes(&mounts())).collect::<Vec<_>>()) {
-            eprintln!("the probe can read the pod's token: {error}");
+        let secrets: Vec<_> = own.chain(volumes(&mounts())).collect();
+        match hide(&secrets) {
+            Ok(true) => {}
+            Ok(false) => eprintln!("the probe can read the pod's token: this kernel has no Landlock (Linux 5.13)"),
+            Err(error) => eprintln!("the probe can read the pod's token: {error}"),
         }
     }
     let kept = CapabilitySets {
@@ -71,11 +77,14 @@ fn volumes(mountinfo: &str) -> Vec<PathBuf> {
 }
 
 /// Files can be read everywhere but there, `landlock(7)`: what is allowed is named, and so all that lies beside the ways
-/// to them.
-fn hide(denied: &[PathBuf]) -> Result<(), RulesetError> {
+/// to them. `false` where the kernel does not see to it.
+fn hide(denied: &[PathBuf]) -> Result<bool, RulesetError> {
+    if denied.is_empty() {
+        return Ok(true);
+    }
     let rules = Ruleset::default().handle_access(AccessFs::ReadFile)?.create()?;
-    allow(rules, Path::new("/"), denied)?.restrict_self()?;
-    Ok(())
+    let status = allow(rules, Path::new("/"), denied)?.restrict_self()?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
 fn allow(mut rules: RulesetCreated, dir: &Path, denied: &[PathBuf]) -> Result<RulesetCreated, RulesetError> {

@@ -37,8 +37,8 @@ fn row(node: &Member, wide: bool, now: Timestamp) -> Vec<String> {
         node.name.clone(),
         format!("{}{simulated}", node.state),
         node.reason.clone(),
-        format!("{}/{}", node.served, node.gpus),
-        format!("{}/{}", node.rails_good, node.rails),
+        share(node.served, node.gpus),
+        share(node.rails_good, node.rails),
         node.checked_at.map_or_else(|| "-".to_owned(), |at| age(at, now)),
     ];
     if wide {
@@ -100,6 +100,11 @@ pub fn outliers(outliers: &[Outlier], style: Style) -> String {
         vec![odd.node.clone(), odd.what.to_owned(), odd.has.clone(), odd.siblings.clone(), share]
     }));
     table(&rows, |line, _, cell| if line == 0 { style.strong(cell) } else { cell.to_owned() })
+}
+
+/// So many of all; a dash where there are none, or none are known.
+fn share(good: usize, all: usize) -> String {
+    if all == 0 { "-".to_owned() } else { format!("{good}/{all}") }
 }
 
 /// Columns as wide as their widest cell; the last one ends where it ends.

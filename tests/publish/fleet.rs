@@ -101,7 +101,7 @@ fn every_node_is_listed_the_worst_first() {
         "NODE STATE REASON GPUS RAILS CHECKED",
         "dead not-ready DriverAbsent 8/8 8/8 4m",
         "down degraded PortDown 6/8 7/8 4m",
-        "labels unknown GpuBusy 0/0 0/0 -",
+        "labels unknown GpuBusy - - -",
         "stale unknown Stale 8/8 8/8 4m",
         "fine ready AllRailsVerified 8/8 8/8 4m",
         "n-a not-applicable NoRdmaHardware 8/8 8/8 4m",
@@ -219,6 +219,16 @@ fn what_sets_a_node_apart_is_named() {
         json!({ "node": "module", "what": "module", "has": "closed", "siblings": "open", "share": [13, 14] })
     );
     assert_eq!(beside.server.since(0), vec![format!("{GET}: 200"); 2], "from the list alone");
+    // Compared with all, shown for some.
+    let mut odd = report("degraded");
+    odd["driver"] = json!("535");
+    beside.server.world().fleet.push(member("odd", "degraded", "RailMissing", &odd));
+    for filter in [["--state", "degraded"], ["--reason", "railmissing"]] {
+        let ran = beside.run(&[&["nodes", "--outliers"][..], &filter].concat()).exits(1);
+        assert_eq!(columns(&ran, 2), ["NODE WHAT", "odd driver"]);
+    }
+    let ran = beside.run(&["nodes", "--outliers", "--state", "unknown"]).exits(0);
+    assert_eq!(ran.out, "no node differs from its siblings\n");
     Beside::new(vec![ready("a"), ready("b"), ready("c")]).run(&["nodes", "--outliers"]).exits(0);
 }
 

@@ -11,6 +11,7 @@ mod tls;
 use std::{
     fs,
     net::TcpStream,
+    os::unix::fs::MetadataExt,
     process::{Child, Command, Stdio},
     thread::{self, sleep},
     time::{Duration, Instant},
@@ -457,7 +458,7 @@ fn for_nfd_it_is_a_file_that_expires() {
     let dir = agent.home.path("features.d");
     fs::create_dir(&dir).unwrap();
     agent.home.configure(&format!(
-        "resources: []\nhttp: {{ listen: null }}\npublish: {{ mode: nfd, nfdDir: '{}' }}\n",
+        "resources: []\nhttp: {{ listen: null }}\npublish: {{ mode: nfd, nfdDir: '{}', heartbeat: 10s }}\n",
         dir.display()
     ));
     agent.start();
@@ -465,6 +466,16 @@ fn for_nfd_it_is_a_file_that_expires() {
         fs::read_to_string(dir.join("gdr-agent")).ok().filter(|text| text.contains("gpudirect-rdma/state=ready\n"))
     });
     assert!(text.starts_with("# +expiry-time=") && !text.contains("\ngpudirect-rdma=ready"), "{text}");
+    // Renewed although nothing has changed, and by another file: NFD never reads half of one.
+    let inode = || fs::metadata(dir.join("gdr-agent")).unwrap().ino();
+    let before = inode();
+    let renewed = eventually("a later expiry", || {
+        let now = fs::read_to_string(dir.join("gdr-agent")).unwrap();
+        (now != text).then_some(now)
+    });
+    let labels = |text: &str| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(labels(&renewed), labels(&text), "the same but for its first line");
+    assert_ne!(inode(), before);
     assert!(agent.server.world().requests.is_empty());
     agent.stop();
     assert!(dir.join("gdr-agent").exists(), "it expires by itself");
