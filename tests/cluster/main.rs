@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use cluster::{Cluster, HERE, eventually, same};
@@ -258,8 +259,12 @@ fn from_install_to_uninstall() {
     same(&identity(&cluster, "training"), &before).unwrap();
 
     step("helm uninstall: nothing of the agent stays on the nodes");
-    cluster.run("helm", &["uninstall", "gdr-agent", "-n", "gdr-system", "--wait", "--timeout", "2m"]);
+    let uninstall =
+        || cluster.run("helm", &["uninstall", "gdr-agent", "-n", "gdr-system", "--wait", "--timeout", "2m"]);
+    uninstall();
     thread::sleep(Duration::from_secs(3)); // an agent that dies late would write again
+    a_dry_run_writes_nothing(&nodes);
+    uninstall();
     for (node, before) in nodes.iter().zip(&before_us) {
         same(&node.ours(), &Vec::<String>::new()).expect("nothing of ours on the node");
         same(&node.object()["metadata"]["labels"]["example.com/team"], &json!("other")).unwrap();
@@ -321,6 +326,24 @@ fn the_chart_counts_nodes(cluster: &Cluster) {
         |time: &str| rendered.contains(&format!("spread: {time}")) && rendered.contains(&format!("within {time} of"));
     assert!(takes("72s") || takes("73s"), "{rendered}");
     cluster.kubectl(&["-n", "kube-node-lease", "delete", "leases", "-l", "counted"]);
+}
+
+/// The first install that the documentation proposes.
+fn a_dry_run_writes_nothing(nodes: &[Node<'_>; 2]) {
+    step("a dry run: status in the pod says what it is, the Nodes say nothing");
+    let cluster = nodes[0].cluster;
+    let since = Timestamp::now();
+    helm(cluster, "install", &["--set", "config.publish.dryRun=true"]);
+    let status = cluster.kubectl(&["-n", "gdr-system", "exec", "daemonset/gdr-agent", "--", "/gdr-agent", "status"]);
+    assert!(status.contains("ready") && status.contains("AllRailsVerified"), "{status}");
+    thread::sleep(Duration::from_secs(5)); // whoever restarts tells within three
+    for node in nodes {
+        same(&node.ours(), &Vec::<String>::new()).expect("nothing of ours on the node");
+        node.offers(8);
+    }
+    let mut asked = audit::asked(cluster.state(), since);
+    asked.retain(|asked| asked.by_agent);
+    assert!(asked.is_empty(), "the agents asked the API server: {asked:?}");
 }
 
 /// Agents whose sandbox lets them open no HCA are rolled out, one by one.
