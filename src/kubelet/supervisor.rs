@@ -225,7 +225,7 @@ impl Serving {
             resource_name: supervised.resource.name.clone(),
             options: Some(options(&supervised.resource)),
         };
-        let asked = timeout(REGISTER_DEADLINE, register(&path, request));
+        let asked = timeout(REGISTER_DEADLINE, register(&path, &kubelet, request));
         tokio::select! {
             asked = asked => match asked {
                 Ok(Ok(())) => {}
@@ -260,14 +260,7 @@ impl Serving {
         let path = socket::kubelet(&supervised.folder);
         let mut told = false;
         loop {
-            tokio::select! {
-                ended = self.streams.wait_for(|streams| !streams.open.contains(&stream)) => {
-                    drop(ended);
-                    tracing::info!(%resource, "the kubelet's stream ended");
-                    return;
-                }
-                Ok(()) = supervised.changes.changed() => {}
-            }
+            // Looked at before each wait: what has changed while it registered was noticed then.
             if !self.is_ours() && !std::mem::replace(&mut told, true) {
                 tracing::warn!(%resource, "our socket is gone; the open stream goes on");
             }
@@ -278,6 +271,14 @@ impl Serving {
                     tracing::warn!(%resource, "there is another kubelet, and the old one's stream is still open");
                 }
                 return;
+            }
+            tokio::select! {
+                ended = self.streams.wait_for(|streams| !streams.open.contains(&stream)) => {
+                    drop(ended);
+                    tracing::info!(%resource, "the kubelet's stream ended");
+                    return;
+                }
+                Ok(()) = supervised.changes.changed() => {}
             }
         }
     }
@@ -290,8 +291,13 @@ async fn change(changes: &mut watch::Receiver<u64>) {
     }
 }
 
-async fn register(kubelet: &Path, request: RegisterRequest) -> io::Result<()> {
-    let answer = RegistrationClient::new(dial(kubelet).await?).register(request).await;
+/// Registers with this kubelet and no other: the file is the same before and after the connection was made.
+async fn register(socket: &Path, kubelet: &Identity, request: RegisterRequest) -> io::Result<()> {
+    let channel = dial(socket).await?;
+    if Identity::of(socket).as_ref() != Some(kubelet) {
+        return Err(io::Error::other("its socket was replaced"));
+    }
+    let answer = RegistrationClient::new(channel).register(request).await;
     answer.map(drop).map_err(|status| io::Error::other(status.message().to_owned()))
 }
 

@@ -81,6 +81,16 @@ fn replaced(agent: &mut Agent) -> Duration {
     took
 }
 
+/// The same, while the first one has not answered Register yet; it then opens its stream, and keeps it.
+fn replaced_while_registering(agent: &mut Agent) -> Duration {
+    let old = Kubelet::with(&agent.folder(), Mood::Slow(Duration::from_secs(1)), false);
+    old.is_asked();
+    let next = Kubelet::beside(&agent.folder(), Mood::Fair, false);
+    let took = back(&next, next.began);
+    drop(old);
+    took
+}
+
 fn half_open(agent: &mut Agent) -> Duration {
     let kubelet = Kubelet::with(&agent.folder(), Mood::Forget(1), false);
     back(&kubelet, kubelet.began)
@@ -159,6 +169,7 @@ const FAULTS: &[(&str, Fault)] = &[
     ("folder wiped, kubelet restarts", wiped_and_restarted),
     ("sockets wiped, stream then cut", wiped),
     ("kubelet.sock replaced", replaced),
+    ("kubelet.sock replaced, Register pending", replaced_while_registering),
     ("Register accepted, no stream", half_open),
     ("stream cut", cut),
     ("Register refused ten times", ten_errors),
