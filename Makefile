@@ -30,9 +30,10 @@ libcuda-test: prepare # NVIDIA's own libcuda, with no GPU behind it
 	tests/libcuda/deps
 	cargo test --locked --test libcuda -- --ignored
 
-vm-test: release ## Real kernel verbs (rdma_rxe) in a QEMU machine
+vm-test: image ## Real kernel verbs (rdma_rxe) in a QEMU machine
 	cargo build --locked --release -p standin-cuda
 	tests/vm/deps
+	tests/vm/toolkit
 	cargo test --locked --test vm -- --ignored
 
 cluster-test: image ## Real Kubernetes: install, faults, restart, upgrade, uninstall

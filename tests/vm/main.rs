@@ -7,8 +7,10 @@
 mod kube;
 mod lost;
 mod tree;
+mod unprivileged;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -23,13 +25,19 @@ static GUEST: LazyLock<BTreeMap<String, Sections>> = LazyLock::new(|| boot("run"
 
 /// What a guest's script wrote, by case.
 fn boot(script: &str) -> BTreeMap<String, Sections> {
+    boot_with(script, None)
+}
+
+/// The same for a guest that gets files.
+fn boot_with(script: &str, files: Option<&Path>) -> BTreeMap<String, Sections> {
     /// Two machines at a time: each is a processor's work, and has its deadline.
     static LANES: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
-    let lane = usize::from(["tree", "lost"].contains(&script));
+    let lane = usize::from(["tree", "lost", "kube"].contains(&script));
     let _lane = LANES[lane].lock().unwrap_or_else(PoisonError::into_inner);
     // The script dies with this process, and QEMU with the script.
     let output = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vm/boot"), script])
+        .args(files)
         .output()
         .expect("setpriv, of util-linux, is on this machine");
     let text = String::from_utf8_lossy(&output.stdout);
